@@ -1,0 +1,217 @@
+"""Programs: a pure description of nodes and who may call whom. Nothing runs here; a runtime runs it.
+
+A handle given to another node's factory becomes, inside that node, a client whose method calls are remote calls:
+`client.method(x)` waits for the answer, `client.future.method(x)` does not. A node with `step()` is driven in a loop
+(until it returns False); any public method of any node can be called.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+
+import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a node asks of the machine it is placed on. Local and inline runtimes read `gpus` only."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int | None = None  # bytes
+    node: str | None = None  # the name of a machine, as a custom resource of the Ray cluster
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Names a node of the program; becomes a client inside the node that receives it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    factory: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    resources: Resources = Resources()
+    restart: bool = False  # a lost node is started again; otherwise its loss ends the run
+
+    def callees(self) -> list[str]:
+        """The nodes this one holds handles to, in order of appearance."""
+        return list(dict.fromkeys(handle.name for handle in _handles((self.args, self.kwargs))))
+
+    def build(self, client: Callable[[str], Any]) -> Any:
+        """Make the node's object, every handle replaced by `client(name)`."""
+        args, kwargs = _substitute((self.args, self.kwargs), client)
+        return self.factory(*args, **kwargs)
+
+
+class Program:
+    """A graph of nodes. `add` is typed as the factory's class, so wiring is checked by a type checker."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+
+    def add(self, name: str, factory: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Add a node; what is returned is a `Handle` that stands for the factory's object in other nodes' arguments."""
+        if name in self.nodes:
+            raise ValueError(f"the program has a node named {name!r} already: give each node its own name")
+        for handle in _handles((args, kwargs)):
+            if handle.name not in self.nodes:
+                raise ValueError(f"node {name!r} refers to {handle.name!r}, which is not in this program")
+        restart = bool(getattr(factory, "restart", False))
+        self.nodes[name] = Node(name, factory, args, dict(kwargs), restart=restart)
+        return cast(T, Handle(name))
+
+    def place(self, pattern: str, resources: Resources | None = None, restart: bool | None = None) -> None:
+        """Attach resources or a restart rule to the nodes whose names match a shell pattern such as `actor/*`."""
+        names = fnmatch.filter(self.nodes, pattern)
+        if not names:
+            raise ValueError(f"no node matches {pattern!r}: the program has {', '.join(self.nodes)}")
+        for name in names:
+            node = self.nodes[name]
+            self.nodes[name] = replace(
+                node,
+                resources=node.resources if resources is None else resources,
+                restart=node.restart if restart is None else restart,
+            )
+
+
+def _handles(value: Any) -> Iterator[Handle]:
+    if isinstance(value, Handle):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _handles(part)
+    elif isinstance(value, dict):
+        yield from _handles(list(value.values()))
+
+
+def _substitute(value: Any, client: Callable[[str], Any]) -> Any:
+    if isinstance(value, Handle):
+        return client(value.name)
+    if type(value) in (list, tuple):
+        return type(value)(_substitute(part, client) for part in value)
+    if type(value) is dict:
+        return {key: _substitute(part, client) for key, part in value.items()}
+    return value
+
+
+# ---- inside a node -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a factory finds out which node it is building."""
+
+    name: str = "main"
+    seed: int = 0
+    restarts: int = 0
+
+
+_current = threading.local()
+
+
+def current() -> Context:
+    """The node this thread works for."""
+    context: Context = getattr(_current, "context", None) or Context()
+    return context
+
+
+def set_current(context: Context) -> None:
+    _current.context = context
+
+
+def node_seed(run_seed: int, name: str, restarts: int = 0) -> int:
+    """A seed of its own for every node; it includes the restart count, or a restarted actor repeats its episodes."""
+    sequence = np.random.SeedSequence([run_seed, zlib.crc32(name.encode()), restarts])
+    return int(sequence.generate_state(1)[0])
+
+
+class Future(Protocol):
+    """The answer to a call that may still be under way."""
+
+    def result(self) -> Any: ...
+    def done(self) -> bool: ...
+
+
+class NodeDied(ConnectionError):
+    """The node that should have answered is gone."""
+
+
+class Done:
+    """A future that is there already."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        return self._value
+
+    def done(self) -> bool:
+        return True
+
+
+class Lane(Protocol):
+    """Calls that one node makes to another, answered in order."""
+
+    def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future: ...
+
+
+class _Methods:
+    def __init__(self, lane: Lane, wait: bool) -> None:
+        self._lane, self._wait = lane, wait
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        lane = self._lane
+
+        if self._wait:
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return lane.send(method, args, kwargs).result()
+        else:
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return lane.send(method, args, kwargs)
+
+        setattr(self, method, call)  # the next use finds it without coming here
+        return call
+
+
+class Client(_Methods):
+    """A remote node as an object. Waiting calls and futures travel on lanes of their own, each in order, so that a
+    sample asked for ahead of time does not hold up the next call."""
+
+    def __init__(self, name: str, calls: Lane, futures: Lane) -> None:
+        super().__init__(calls, wait=True)
+        self._name = name
+        self.future = _Methods(futures, wait=False)
+
+    def __repr__(self) -> str:
+        return f"Client({self._name!r})"
+
+
+class _Immediate(Generic[T]):
+    def __init__(self, target: T) -> None:
+        self._target = target
+
+    def __getattr__(self, method: str) -> Callable[..., Future]:
+        bound = getattr(self._target, method)
+        return lambda *args, **kwargs: Done(bound(*args, **kwargs))
+
+
+def futures(target: Any) -> Any:
+    """`client.future`, or for a plain object calls that answer at once: loops work with either."""
+    return target.future if hasattr(target, "future") else _Immediate(target)

@@ -1,0 +1,68 @@
+"""Waiting and time, so that the same service blocks on a real clock or on the inline runtime's virtual one.
+
+Services wait with `Condition` and read time with `monotonic`; they never sleep in a loop. On the inline runtime a
+waiting node hands its turn to the next one and time is virtual, which makes a run reproducible and a deadlock visible.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+
+class Scheduler(Protocol):
+    """What the inline runtime provides while it drives nodes."""
+
+    def monotonic(self) -> float: ...
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool: ...
+
+
+_local = threading.local()
+
+
+def scheduler() -> Scheduler | None:
+    """The inline scheduler that drives this thread, if one does."""
+    return getattr(_local, "scheduler", None)
+
+
+def set_scheduler(value: Scheduler | None) -> None:
+    _local.scheduler = value
+
+
+def monotonic() -> float:
+    """Seconds on a clock that never goes back: virtual on the inline runtime."""
+    current = scheduler()
+    return current.monotonic() if current else time.monotonic()
+
+
+class Condition:
+    """A lock with waiting, as `threading.Condition`, that yields to the inline scheduler where there is one.
+
+    `why` (given to `wait_for`) is what a deadlock report and a timeout say about the waiter.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+
+    def __enter__(self) -> Condition:
+        if scheduler() is None:
+            self._condition.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if scheduler() is None:
+            self._condition.release()
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None, why: str = "a condition") -> bool:
+        """Wait until `predicate()` holds; False when `timeout` seconds passed first. Call with the lock held."""
+        current = scheduler()
+        if current is None:
+            return self._condition.wait_for(predicate, timeout)
+        return current.wait_for(predicate, timeout, why)
+
+    def notify_all(self) -> None:
+        if scheduler() is None:
+            self._condition.notify_all()
