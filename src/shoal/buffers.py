@@ -107,7 +107,7 @@ class Arena:
         """(segment, offset) of memory that lies in this arena."""
         for segment in self.segments:
             start = address - segment.address
-            if 0 <= start and start + size <= len(segment):
+            if start >= 0 and start + size <= len(segment):
                 return segment.index, start
         return None
 

@@ -1,0 +1,48 @@
+"""What every runtime does around a node's object: prepare the process, drive `step`, end it."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shoal.program import Context, set_current
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def single_threaded_environment() -> dict[str, str]:
+    """This process's environment with one computing thread per process, unless the user set a number."""
+    return {**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ}
+
+
+def prepare(context: Context, threads: int = 1) -> None:
+    """Seed the global generators (for user code that uses them) and keep torch to its threads."""
+    set_current(context)
+    random.seed(context.seed)
+    np.random.seed(context.seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+        torch.manual_seed(context.seed)
+
+
+def drive(target: Any, stopping: Callable[[], bool]) -> None:
+    """Call `step` until it returns False or the run stops. An error while stopping is the stop's own doing."""
+    try:
+        while not stopping():
+            if target.step() is False:
+                break
+    except Exception:
+        if not stopping():
+            raise
+
+
+def close(target: Any) -> None:
+    """Let a node release what it holds; a service's `close` also wakes everybody who waits in it."""
+    if callable(getattr(target, "close", None)):
+        target.close()

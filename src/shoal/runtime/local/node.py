@@ -1,0 +1,139 @@
+"""The life of one node process: build the object, serve its callers, drive its step, end with the run.
+
+Started by the zygote (fork) or, where forking is unsafe, as `python -m shoal.runtime.local.node FD`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.program import Client, Context, Node, NodeDied
+from shoal.runtime import host
+from shoal.runtime.local.rpc import LocalLane, serve
+from shoal.runtime.local.transport import Closed, Connection
+
+GRACE = 3.0  # seconds a node may take to end by itself
+
+
+@dataclass
+class Start:
+    """The first message to a node process. File descriptors come along: two per callee, then one per board."""
+
+    node: bytes  # a pickled Node
+    context: Context
+    callees: list[str]
+    boards: dict[str, Any] = field(default_factory=dict)  # callee -> client class over shared memory
+    path: list[str] = field(default_factory=list)
+    threads: int = 1
+
+
+class NodeProcess:
+    def __init__(self, control: Connection) -> None:
+        self._control = control
+        self._sending = threading.Lock()
+        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}
+        self._boards: dict[str, tuple[Any, int]] = {}
+        self._built = threading.Event()
+        self._stopping = threading.Event()
+        self._target: Any = None
+        self._context = Context()
+
+    def run(self) -> None:
+        (_, start), fds = self._control.receive()
+        try:
+            node = self._accept(start, fds)
+            threading.Thread(target=self._listen, daemon=True, name="control").start()
+            self._target = node.build(self._client)
+            self._built.set()
+            self._tell("ready")
+            if callable(getattr(self._target, "step", None)):
+                host.drive(self._target, self._stopping.is_set)
+                if not self._stopping.is_set():
+                    self._tell("finished")
+            self._stopping.wait()
+            host.close(self._target)
+        except Exception as error:
+            if not self._stopping.is_set():
+                text = "".join(traceback.format_exception(error))
+                self._tell("failed", text, isinstance(error, NodeDied))
+                sys.stderr.flush()
+                os._exit(1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _accept(self, start: Start, fds: list[int]) -> Node:
+        for entry in start.path:
+            if entry not in sys.path:
+                sys.path.append(entry)
+        for callee in start.callees:
+            lanes = [LocalLane(callee, _connection(fds.pop(0))) for _ in range(2)]
+            self._lanes[callee] = (lanes[0], lanes[1])
+        for callee, make in start.boards.items():
+            self._boards[callee] = (make, fds.pop(0))
+        self._context = start.context
+        host.prepare(start.context, start.threads)
+        node: Node = pickle.loads(start.node)
+        return node
+
+    def _client(self, name: str) -> Any:
+        client = Client(name, *self._lanes[name])
+        if name in self._boards:
+            make, fd = self._boards[name]
+            return make(client, fd)
+        return client
+
+    def _tell(self, *message: Any) -> None:
+        with self._sending:
+            try:
+                self._control.send(message)
+            except Closed:
+                os._exit(1)
+
+    def _listen(self) -> None:
+        """Follow the parent's orders. When the parent is gone, so is this process."""
+        while True:
+            try:
+                message, fds = self._control.receive()
+            except Closed:
+                os._exit(1)
+            match message:
+                case ("serve", caller):
+                    threading.Thread(target=self._serve, args=(fds[0],), daemon=True, name=f"from {caller}").start()
+                case ("reconnect", callee):
+                    for lane, fd in zip(self._lanes[callee], fds):
+                        lane.replace(_connection(fd))
+                case ("stop",):
+                    self._stopping.set()
+                    threading.Timer(GRACE, os._exit, (0,)).start()
+                    if self._target is not None and not hasattr(self._target, "step"):
+                        continue  # the main thread closes it
+                    for lanes in self._lanes.values():
+                        for lane in lanes:
+                            lane.hang_up()  # wakes a step that waits for an answer
+
+    def _serve(self, fd: int) -> None:
+        self._built.wait()
+        serve(self._target, _connection(fd), self._context)
+
+
+def _connection(fd: int) -> Connection:
+    return Connection(socket.socket(fileno=fd))
+
+
+def main(sock: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops the run in order
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    NodeProcess(Connection(sock, shared=False)).run()
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,172 @@
+"""Calls over a connection: a client's lane on one end, a thread that serves the node's object on the other."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import threading
+import traceback
+from typing import Any
+
+from shoal import buffers
+from shoal.program import Context, NodeDied, set_current
+from shoal.runtime.local.transport import Closed, Connection
+
+
+class RemoteError(RuntimeError):
+    """Stands for a remote exception that could not be sent as it was."""
+
+
+class LaneFuture:
+    """Resolved by whoever reads the lane: answers come in the order of the calls."""
+
+    __slots__ = ("_error", "_lane", "_value", "ready")
+
+    def __init__(self, lane: LocalLane) -> None:
+        self._lane = lane
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.ready = False
+
+    def done(self) -> bool:
+        if not self.ready:
+            self._lane.drain()
+        return self.ready
+
+    def result(self) -> Any:
+        if not self.ready:
+            self._lane.read_until(self)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def resolve(self, value: Any, error: BaseException | None) -> None:
+        self._value, self._error = value, error
+        self.ready = True
+
+
+class LocalLane:
+    """The calling end. There is no reader thread: an answer is read when somebody asks for it."""
+
+    def __init__(self, callee: str, connection: Connection) -> None:
+        self._callee = callee
+        self._connection = connection
+        self._pending: collections.deque[LaneFuture] = collections.deque()
+        self._sending = threading.Lock()
+        self._receiving = threading.RLock()
+        self._dead: str | None = None
+
+    def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaneFuture:
+        future = LaneFuture(self)
+        with self._sending:
+            if self._dead:
+                raise NodeDied(self._dead)
+            self._pending.append(future)
+            try:
+                self._connection.send((method, args, kwargs), while_full=self.drain)
+            except Closed:
+                self._die()
+                raise NodeDied(self._dead) from None
+            except BaseException:
+                self._pending.remove(future)
+                raise
+        if len(self._pending) > 1:
+            self.drain()
+        return future
+
+    def replace(self, connection: Connection) -> None:
+        """The node was started again: calls under way have failed, the next ones go to the newcomer."""
+        with self._sending, self._receiving:
+            self._die()
+            self._connection.close()
+            self._connection = connection
+            self._dead = None
+
+    def hang_up(self) -> None:
+        """Close the lane from another thread: whoever waits for an answer on it gets `NodeDied`."""
+        self._connection.shut_down()
+
+    def close(self) -> None:
+        self._die()
+        self._connection.close()
+
+    def drain(self) -> None:
+        """Take in the answers that are there already."""
+        if not self._receiving.acquire(blocking=False):
+            return
+        try:
+            while self._pending and self._connection.ready():
+                self._receive()
+        finally:
+            self._receiving.release()
+
+    def read_until(self, future: LaneFuture) -> None:
+        with self._receiving:
+            while not future.ready:
+                self._receive()
+
+    def _receive(self) -> None:
+        try:
+            (ok, value), _ = self._connection.receive()
+        except Closed:
+            self._die()
+            return
+        self._pending.popleft().resolve(value if ok else None, None if ok else _revive(self._callee, *value))
+
+    def _die(self) -> None:
+        self._dead = f"node {self._callee!r} is gone"
+        while self._pending:
+            self._pending.popleft().resolve(None, NodeDied(f"node {self._callee!r} died before it answered"))
+
+
+def _revive(node: str, text: str, pickled: bytes | None) -> BaseException:
+    error: BaseException
+    try:
+        error = pickle.loads(pickled) if pickled else RemoteError(text.strip().splitlines()[-1])
+    except Exception:
+        error = RemoteError(text.strip().splitlines()[-1])
+    error.add_note(f"raised in node {node!r}:\n{text}")
+    return error
+
+
+def describe(error: BaseException) -> tuple[str, bytes | None]:
+    """An exception as it travels: its traceback, and itself when that can be pickled."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled: bytes | None = pickle.dumps(error)
+        pickle.loads(pickled or b"")
+    except Exception:
+        pickled = None
+    return text, pickled
+
+
+def public(target: Any, method: str) -> Any:
+    """A method that other nodes may call."""
+    found = None if method.startswith("_") else getattr(target, method, None)
+    if not callable(found):
+        raise AttributeError(f"{type(target).__name__} has no public method {method!r}")
+    return found
+
+
+def serve(target: Any, connection: Connection, context: Context) -> None:
+    """Answer one caller's calls in order, until it hangs up."""
+    set_current(context)
+    while True:
+        try:
+            (method, args, kwargs), _ = connection.receive()
+        except Closed:
+            break
+        try:
+            with buffers.serving(connection.arena):
+                answer = (True, public(target, method)(*args, **kwargs))
+        except Exception as error:
+            answer = (False, describe(error))
+        del args, kwargs  # what the call brought in shared memory can go back with the answer
+        try:
+            connection.send(answer)
+        except Closed:
+            break
+        except Exception as error:
+            connection.send((False, describe(error)))
+        del answer
+    connection.close()

@@ -1,0 +1,237 @@
+"""The parent of a local run: starts the node processes, connects them, restarts what may be lost, ends everything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from shoal.program import Client, Context, Handle, Node, Program, node_seed
+from shoal.runtime.local.node import GRACE, Start
+from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.local.transport import HAS_MEMFD, Closed, Connection, pair
+from shoal.runtime.local.zygote import CAN_FORK, Launcher, Spawner, Zygote
+from shoal.runtime.supervise import RunFailed, Supervisor
+
+MAIN = "main"
+_warm: list[Zygote] = []
+
+
+def warm() -> None:
+    """Start importing in the background for a run that will follow: the command line calls this first of all."""
+    if CAN_FORK and not _warm:
+        _warm.append(Zygote())
+
+
+def cool() -> None:
+    """End what `warm` started when no run followed."""
+    while _warm:
+        _warm.pop().close()
+
+
+@dataclass
+class Process:
+    node: Node
+    pid: int
+    control: Connection
+    failure: tuple[str, bool] | None = None  # traceback, and whether it only suffered another node's death
+    finished: bool = False
+
+
+class LocalRun:
+    """A running program. `wait` supervises; everything ends with `close` (or with this process)."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        seed: int = 0,
+        supervisor: Supervisor | None = None,
+        threads: int = 1,
+        fork: bool = True,
+    ) -> None:
+        self.program = program
+        self.supervisor = supervisor or Supervisor()
+        self._seed, self._threads = seed, threads
+        self._processes: dict[str, Process] = {}
+        self._due: dict[str, float] = {}  # nodes to start again, and when
+        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
+        self._boards: dict[str, int] = {}
+        self._launcher: Launcher = (_warm.pop() if _warm else Zygote()) if fork and CAN_FORK else Spawner()
+        try:
+            for node in program.nodes.values():
+                if HAS_MEMFD and hasattr(node.factory, "shared_client"):
+                    self._boards[node.name] = os.memfd_create(f"shoal-{node.name}", os.MFD_CLOEXEC)
+            for node in program.nodes.values():
+                self._start(node)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- using it
+
+    def client(self, handle: Any) -> Any:
+        """A client of a node, for this process."""
+        assert isinstance(handle, Handle)
+        name = handle.name
+        if name not in self._lanes:
+            lanes = [LocalLane(name, Connection(self._serve(MAIN, name))) for _ in range(2)]
+            self._lanes[name] = (lanes[0], lanes[1])
+        client = Client(name, *self._lanes[name])
+        if name in self._boards:
+            return self.program.nodes[name].factory.shared_client(client, os.dup(self._boards[name]))  # type: ignore[attr-defined]
+        return client
+
+    def wait(self, seconds: float) -> None:
+        """Let the run go on for `seconds`, restarting what may be restarted; raises `RunFailed` when it cannot go on."""
+        deadline = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            for name in [name for name, due in self._due.items() if due <= now]:
+                del self._due[name]
+                self._start(self.program.nodes[name])
+            nearest = min([deadline, *self._due.values()])
+            poll = select.poll()
+            live = {process.control.fileno(): process for process in self._processes.values()}
+            for fd in live:
+                poll.register(fd, select.POLLIN)
+            events = poll.poll(max(0.0, nearest - now) * 1e3)
+            lost = [process for process in (live[fd] for fd, _ in events) if not self._listen(process)]
+            # a service's death makes its callers fail: judge the cause first
+            for process in sorted(lost, key=lambda process: process.node.restart):
+                self._lose(process)
+            if time.monotonic() >= deadline:
+                return
+
+    def finished(self, handle: Any) -> bool:
+        """Whether a node's `step` returned False."""
+        process = self._processes.get(handle.name)
+        return process is not None and process.finished
+
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            try:
+                process.control.send(("stop",))
+            except Closed:
+                pass
+        deadline = time.monotonic() + GRACE + 1.0
+        for process in self._processes.values():
+            while process.control.ready(max(0.0, deadline - time.monotonic())):
+                if not self._listen(process):
+                    break
+            else:
+                self._launcher.kill(process.pid)
+            process.control.close()
+        self._processes.clear()
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.close()
+        self._lanes.clear()
+        for fd in self._boards.values():
+            os.close(fd)
+        self._boards.clear()
+        self._launcher.close()
+
+    def __enter__(self) -> LocalRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- starting and connecting
+
+    def _start(self, node: Node) -> None:
+        ours, theirs = pair()
+        pid = self._launcher.start(node.name, theirs)
+        theirs.close()
+        control = Connection(ours, shared=False)
+        restarts = self.supervisor.restarts[node.name]
+        self._processes[node.name] = Process(node, pid, control)
+        callees = node.callees()
+        fds = [self._serve(node.name, callee).detach() for callee in callees for _ in range(2)]
+        boards = {
+            callee: self.program.nodes[callee].factory.shared_client for callee in callees if callee in self._boards
+        }  # type: ignore[attr-defined]
+        message = Start(
+            node=cloudpickle.dumps(node, protocol=pickle.HIGHEST_PROTOCOL),
+            context=Context(node.name, node_seed(self._seed, node.name, restarts), restarts),
+            callees=callees,
+            boards=boards,
+            path=sys.path,
+            threads=self._threads,
+        )
+        try:
+            control.send(("start", message), fds + [self._boards[callee] for callee in boards])
+        except Closed:
+            pass  # it died at once: `wait` will find out
+        for fd in fds:
+            os.close(fd)
+        if restarts:
+            self._reconnect(node.name)
+        self.supervisor.started(node.name)
+
+    def _serve(self, caller: str, callee: str) -> socket.socket:
+        """A stream to `callee`: its end is sent there, ours is returned."""
+        ours, theirs = pair()
+        if callee in self._processes:
+            try:
+                self._processes[callee].control.send(("serve", caller), [theirs.fileno()])
+            except Closed:
+                pass
+        theirs.close()
+        return ours
+
+    def _reconnect(self, name: str) -> None:
+        """Give those who call a restarted node new streams to it."""
+        if name in self._lanes:
+            for lane in self._lanes[name]:
+                lane.replace(Connection(self._serve(MAIN, name)))
+        for process in self._processes.values():
+            if name in process.node.callees():
+                fds = [self._serve(process.node.name, name).detach() for _ in range(2)]
+                try:
+                    process.control.send(("reconnect", name), fds)
+                except Closed:
+                    pass
+                for fd in fds:
+                    os.close(fd)
+
+    # ---- losing nodes
+
+    def _listen(self, process: Process) -> bool:
+        """Take in one message of a node; False when it is gone."""
+        try:
+            message, _ = process.control.receive()
+        except Closed:
+            return False
+        match message:
+            case ("failed", traceback, secondary):
+                process.failure = (traceback, secondary)
+            case ("finished",):
+                process.finished = True
+        return True
+
+    def _lose(self, process: Process) -> None:
+        name = process.node.name
+        process.control.close()
+        del self._processes[name]
+        if process.failure is None:
+            wait = self.supervisor.lost(process.node, self._launcher.ending(process.pid))
+        else:
+            traceback, secondary = process.failure
+            reason = f"raised {traceback.strip().splitlines()[-1]}"
+            wait = self.supervisor.lost(process.node, reason, traceback, secondary)
+        self._due[name] = time.monotonic() + wait
+
+
+__all__ = ["LocalRun", "RunFailed", "cool", "warm"]
