@@ -1,0 +1,134 @@
+"""What Shoal can train on, and one clear sentence for an environment that is outside of it or contradicts itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, spaces
+
+from shoal import tree
+from shoal.errors import UserError
+
+Array = npt.NDArray[Any]
+
+
+class EnvFault(RuntimeError):
+    """An environment broke its own promise: one sentence that names the environment, the field and the value."""
+
+
+def observation_space(space: Space[Any], environment: str, name: str = "observation") -> Space[Any]:
+    """The space of what the policy sees: as the environment's, but floating point is always float32."""
+    match space:
+        case spaces.Dict():
+            keys = list(space.spaces)
+            if any("/" in str(key) for key in keys) or all(str(i) in keys for i in range(len(keys))):
+                raise UserError(
+                    f"{environment}: the keys {keys} of the Dict space '{name}' would be confused with nested or Tuple "
+                    "spaces; rename them to plain words without '/'."
+                )
+            return spaces.Dict({key: observation_space(s, environment, f"{name}/{key}") for key, s in space.items()})
+        case spaces.Tuple():
+            return spaces.Tuple(
+                observation_space(s, environment, f"{name}/{position}") for position, s in enumerate(space.spaces)
+            )
+        case spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            return _as_float32(space)
+        case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return space
+    raise UserError(
+        f"{environment}: the {type(space).__name__} space of '{name}' is not supported; wrap the environment so that "
+        "its observations are Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these."
+    )
+
+
+def action_space(space: Space[Any], environment: str) -> Space[Any]:
+    """The space the policy acts in: discrete actions are counted from 0, continuous ones are float32."""
+    match space:
+        case spaces.Discrete():
+            return spaces.Discrete(int(space.n))
+        case spaces.MultiDiscrete() if space.nvec.ndim == 1:
+            return spaces.MultiDiscrete(space.nvec)
+        case spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            return _as_float32(space)
+    raise UserError(
+        f"{environment}: actions in {space} are not supported; wrap the environment so that its actions are Discrete, "
+        "a one-dimensional MultiDiscrete, or a Box of floating point."
+    )
+
+
+def _as_float32(space: spaces.Box) -> spaces.Box:
+    with np.errstate(over="ignore"):  # a bound beyond float32 is no bound
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+
+
+def leaf_spaces(space: Space[Any], name: str = "observation") -> dict[str, Space[Any]]:
+    """{"observation/a": Box, ...}: the parts of a nested space under the names their columns have."""
+    match space:
+        case spaces.Dict():
+            parts: list[tuple[Any, Space[Any]]] = list(space.items())
+        case spaces.Tuple():
+            parts = list(enumerate(space.spaces))
+        case _:
+            return {name: space}
+    return {leaf: found for key, part in parts for leaf, found in leaf_spaces(part, f"{name}/{key}").items()}
+
+
+def shape_of(space: Space[Any]) -> tuple[int, ...]:
+    assert space.shape is not None
+    return tuple(space.shape)
+
+
+def check_observation(observation: Any, space: Space[Any], environment: str, count: int | None = None) -> None:
+    """Names, shapes and dtypes are what `space` says, for one environment or a batch of `count`."""
+    found = tree.flatten(observation, "observation")
+    expected = leaf_spaces(space)
+    if set(found) != set(expected):
+        raise EnvFault(
+            f"{environment}: the observation has the parts {sorted(found)}, but its space has {sorted(expected)}."
+        )
+    for name, part in expected.items():
+        _check_leaf(np.asarray(found[name]), part, environment, name, () if count is None else (count,))
+
+
+def _check_leaf(array: Array, space: Space[Any], environment: str, name: str, batch: tuple[int, ...]) -> None:
+    shape = batch + shape_of(space)
+    if array.shape != shape:
+        raise EnvFault(f"{environment}: '{name}' has shape {array.shape}, but its space says {shape}.")
+    if array.dtype == object or not np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind"):
+        raise EnvFault(f"{environment}: '{name}' has dtype {array.dtype}, but its space says {space.dtype}.")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        first, beyond = space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        if np.any(array < first) or np.any(array >= beyond):
+            raise EnvFault(f"{environment}: '{name}' is {array.tolist()}, which is outside of its space {space}.")
+
+
+def check_rows(environment: str, count: int, **rows: Any) -> None:
+    """Reward, terminated and truncated of a batch are one number or truth value per environment."""
+    for name, value in rows.items():
+        array = np.asarray(value)
+        kinds = "fiu" if name == "reward" else "b"
+        if array.shape != (count,) or array.dtype.kind not in kinds + "b":
+            expected = "numbers" if name == "reward" else "booleans"
+            raise EnvFault(
+                f"{environment}: {name} has shape {array.shape} and dtype {array.dtype}, "
+                f"but must be {count} {expected}."
+            )
+
+
+def check_finite(array: Array, environment: str, name: str) -> None:
+    """No NaN and no infinity. The product with itself is the cheapest sum that either one spoils."""
+    flat = array.ravel("K")
+    if not math.isfinite(flat.dot(flat)):
+        _refuse_what_is_not_finite(array, environment, name)
+
+
+def _refuse_what_is_not_finite(array: Array, environment: str, name: str) -> None:
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return  # large finite numbers, only their product overflowed
+    place = tuple(int(i) for i in np.argwhere(bad)[0])
+    within = f" at {list(place[1:])}" if len(place) > 1 else ""
+    raise EnvFault(f"{environment}: '{name}' of environment number {place[0]} is {array[place]}{within}.")

@@ -1,0 +1,283 @@
+"""From what the user names to a running vector of environments: Gymnasium ids and `module:factory`."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs import registration
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from shoal.envs import check
+from shoal.envs.sync import AsyncVector, MakeOne, SyncVector, Vector, spread
+from shoal.envs.vector import Envs
+from shoal.errors import UserError
+
+Vectorizer = Literal["auto", "native", "sync", "async"]
+Kind = Literal["classic", "control", "atari", "other"]
+Options = Mapping[str, Any]
+
+# Packages that an environment may need, by the module that defines it, and the extra of this project that brings them.
+_EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm", "dm_control": "dm"}
+_SMALL = 256  # observations of up to this many numbers are "classic"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What is known of an environment before training: enough to build networks and to choose a preset."""
+
+    spec: str
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    kind: Kind
+    max_episode_steps: int | None
+    reward_threshold: float | None
+
+
+def make(spec: str, count: int, *, seed: int, options: Options | None = None, vectorizer: Vectorizer = "auto") -> Envs:
+    """`count` environments named by a Gymnasium id or by the user's `module:factory`.
+
+    `options` are given to the environment or to the factory. A factory returns a gymnasium.Env, a dm_env.Environment,
+    or, when it takes `count` or `num_envs`, a gymnasium.vector.VectorEnv of that many; a factory that takes `seed` is
+    given one. `vectorizer`: "native" is the environment's own vector version, "sync" steps one after another,
+    "async" gives each a process; "auto" is native where there is one, else sync.
+    """
+    return Envs(_vector(spec, count, seed, dict(options or {}), vectorizer), spec, seed)
+
+
+def describe(spec: str, options: Options | None = None, vectorizer: Vectorizer = "auto") -> EnvSpec:
+    """The spaces and the kind of an environment, as `make` with the same arguments would give them."""
+    options = dict(options or {})
+    envs = make(spec, 1, seed=0, options=options, vectorizer="sync" if vectorizer == "async" else vectorizer)
+    envs.close()
+    registered = _resolve(spec)
+    limit = threshold = None
+    if isinstance(registered, registration.EnvSpec):
+        limit, threshold = options.get("max_episode_steps", registered.max_episode_steps), registered.reward_threshold
+    kind = _kind(envs.observation_space, envs.action_space, spec)
+    return EnvSpec(spec, envs.observation_space, envs.action_space, kind, limit, threshold)
+
+
+def _kind(observation: spaces.Space[Any], action: spaces.Space[Any], spec: str) -> Kind:
+    leaves = list(check.leaf_spaces(observation).values())
+    if spec.startswith("ALE/") or any(s.dtype == np.uint8 and len(check.shape_of(s)) >= 2 for s in leaves):
+        return "atari"
+    if isinstance(action, spaces.Box):
+        return "control"
+    return "classic" if sum(int(np.prod(check.shape_of(s))) for s in leaves) <= _SMALL else "other"
+
+
+def _vector(spec: str, count: int, seed: int, options: dict[str, Any], vectorizer: Vectorizer) -> Vector:
+    if vectorizer not in get_args(Vectorizer):
+        raise UserError(f"vectorizer {vectorizer!r} is unknown; choose from {', '.join(get_args(Vectorizer))}.")
+    if count < 1:
+        raise UserError(f"{count} environments were asked for; at least 1 is needed.")
+    found = _resolve(spec)
+    try:
+        if isinstance(found, registration.EnvSpec):
+            return _vector_of_registered(spec, found, count, options, vectorizer)
+        return _vector_of_factory(spec, found, count, seed, options, vectorizer)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        where = getattr(found, "entry_point", None) or spec
+        raise UserError(_missing_package(spec, str(where), error)) from error
+
+
+# Gymnasium ids
+
+
+def _vector_of_registered(
+    spec: str, registered: registration.EnvSpec, count: int, options: dict[str, Any], vectorizer: Vectorizer
+) -> Vector:
+    if vectorizer in ("auto", "native") and registered.vector_entry_point is not None:
+        native = _native(registered, count, options, insist=vectorizer == "native")
+        if native is not None:
+            return native
+    if vectorizer == "native":
+        raise UserError(f"{spec} has no vector version with NEXT_STEP autoreset; leave the vectorizer at 'auto'.")
+    if registered.entry_point is None:
+        raise UserError(f"{spec} exists only as a vector environment without NEXT_STEP autoreset, which is needed.")
+    # Our own checks take the place of Gymnasium's checker, which costs time at every step.
+    make_one = partial(_make_registered, registered, {"disable_env_checker": True} | options)
+    return _looped([make_one] * count, spec, vectorizer)
+
+
+def _make_registered(registered: registration.EnvSpec, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make(registered, **options)
+
+
+def _native(registered: registration.EnvSpec, count: int, options: dict[str, Any], insist: bool) -> Vector | None:
+    if registered.additional_wrappers:
+        return None
+    try:
+        vector = gymnasium.make_vec(
+            copy.deepcopy(registered), count, vectorization_mode="vector_entry_point", **options
+        )
+    except TypeError:  # the vector version does not know an option that the single one may know
+        if insist:
+            raise
+        return None
+    if vector.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
+        return vector
+    vector.close()
+    return None
+
+
+def _looped(makers: list[MakeOne], spec: str, vectorizer: Vectorizer) -> Vector:
+    return AsyncVector(makers) if vectorizer == "async" else SyncVector(makers, spec)
+
+
+# The user's factories
+
+
+def _vector_of_factory(
+    spec: str, factory: Callable[..., Any], count: int, seed: int, options: dict[str, Any], vectorizer: Vectorizer
+) -> Vector:
+    parameters = _parameters(factory)
+    seeds = spread(seed, count)
+    counted = next((name for name in ("count", "num_envs") if name in parameters), None)
+
+    def one(number: int) -> Any:
+        extra = {"seed": seeds[number]} if "seed" in parameters else {}
+        return factory(**extra | options)
+
+    if counted is not None:
+        if vectorizer in ("sync", "async"):
+            raise UserError(f"{spec} makes a vector of environments itself; leave the vectorizer at 'auto'.")
+        options = {counted: count} | options
+    first = one(0)
+    if isinstance(first, VectorEnv):
+        return _checked_vector(spec, first, count)
+    if counted is not None:
+        raise UserError(
+            f"{spec} takes '{counted}' but returned {type(first).__name__}; return a VectorEnv of that many."
+        )
+    if vectorizer == "native":
+        raise UserError(f"{spec} makes single environments; leave the vectorizer at 'auto' or choose 'sync'.")
+    made = [first]  # the one that was made to see what the factory returns is the first of the vector
+
+    def make_one(number: int) -> gymnasium.Env[Any, Any]:
+        return _as_gymnasium(made.pop() if made and number == 0 else one(number), spec)
+
+    return _looped([partial(make_one, number) for number in range(count)], spec, vectorizer)
+
+
+def _checked_vector(spec: str, vector: Any, count: int) -> Vector:
+    if vector.num_envs != count:
+        raise UserError(
+            f"{spec} returned a vector of {vector.num_envs} environments where {count} were asked for; "
+            "let the factory take a 'count' argument."
+        )
+    mode = vector.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.NEXT_STEP:
+        raise UserError(
+            f"{spec} returned a vector environment whose metadata['autoreset_mode'] is {mode}; "
+            "it must be gymnasium.vector.AutoresetMode.NEXT_STEP."
+        )
+    return vector  # type: ignore[no-any-return]
+
+
+def _as_gymnasium(environment: Any, spec: str) -> gymnasium.Env[Any, Any]:
+    if isinstance(environment, gymnasium.Env):
+        return environment
+    dm_env = sys.modules.get("dm_env")  # whoever made such an environment has imported it
+    if dm_env is not None and isinstance(environment, dm_env.Environment):
+        from shoal.envs.dm import FromDmEnv
+
+        return FromDmEnv(environment, spec)
+    raise UserError(
+        f"{spec} returned {type(environment).__name__}; it must return a gymnasium.Env, a dm_env.Environment, "
+        "or, when it takes 'count', a gymnasium.vector.VectorEnv."
+    )
+
+
+def _parameters(factory: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):  # some built-in callables have none
+        return []
+
+
+# Names
+
+
+def _resolve(spec: str) -> registration.EnvSpec | Callable[..., Any]:
+    """The registered environment, or the factory that `module:factory` names."""
+    module_name, colon, name = spec.rpartition(":")
+    if not colon:
+        if spec.startswith("ALE/"):
+            _import_atari(spec)
+        return _registered(spec, spec)
+    module = _import(module_name, spec)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if found is not None:
+        raise UserError(f"{spec}: '{name}' is {type(found).__name__}, not a function that makes an environment.")
+    if name in gymnasium.registry or not name.isidentifier():
+        return _registered(name, spec)
+    raise UserError(f"{spec}: the module '{module_name}' has no '{name}'.{_did_you_mean(name, list(vars(module)))}")
+
+
+def _registered(name: str, spec: str) -> registration.EnvSpec:
+    if name in gymnasium.registry:
+        return gymnasium.registry[name]
+    try:
+        namespace, bare, version = registration.parse_env_id(name)
+        latest = registration.find_highest_version(namespace, bare) if version is None else None
+    except gymnasium.error.Error:  # not even shaped like an id
+        latest = None
+    if latest is not None:
+        return gymnasium.registry[registration.get_env_id(namespace, bare, latest)]
+    remedy = _did_you_mean(name, list(gymnasium.registry)) or (
+        " Name a Gymnasium id such as CartPole-v1, or your own factory as module:factory."
+    )
+    raise UserError(f"There is no environment {spec}.{remedy}")
+
+
+def _did_you_mean(name: str, candidates: list[str]) -> str:
+    by_lower_case = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("__")}
+    close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.6)]
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def _import_atari(spec: str) -> None:
+    try:
+        importlib.import_module("ale_py")  # registers the ALE/ ids
+    except ModuleNotFoundError as error:
+        raise UserError(_missing_package(spec, "ale_py", error)) from error
+
+
+def _import(name: str, spec: str) -> ModuleType:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"{spec}: there is no module '{error.name}'; run the command in the folder that holds it or install it."
+            ) from error
+        raise UserError(_missing_package(spec, name, error)) from error
+
+
+def _missing_package(spec: str, where: str, error: Exception) -> str:
+    """One sentence that says what to install."""
+    text = f"{where} {error}".lower()
+    for part, extra in _EXTRAS.items():
+        if part in text:
+            return f"{spec} needs packages that are not installed ({error}); run: pip install 'shoal[{extra}]'"
+    return f"{spec} needs a package that is not installed: {error}"

@@ -1,0 +1,151 @@
+"""Many environments as one: the only place that knows autoreset, episode ends and what actions look like inside.
+
+Autoreset is Gymnasium's NEXT_STEP: when an episode ends with one step, the next step ignores the action, returns
+reward 0 and the first observation of the next episode, and is marked `valid=False`. So the observation returned with
+`terminated` or `truncated` is the episode's final one, and a step with `valid=False` is no transition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, spaces
+
+from shoal import tree
+from shoal.envs import check
+from shoal.envs.sync import Vector
+
+Array = npt.NDArray[Any]
+
+
+class Step(NamedTuple):
+    """What one action per environment gave. The arrays belong to the caller."""
+
+    observation: tree.Tree  # array [B, ...], or a dict or tuple of such
+    reward: npt.NDArray[np.float32]  # [B]
+    terminated: npt.NDArray[np.bool_]  # [B]
+    truncated: npt.NDArray[np.bool_]  # [B]
+    valid: npt.NDArray[np.bool_]  # [B], False where the environment was reset and the action ignored
+
+
+class Episode(NamedTuple):
+    """A finished episode: the sum of its raw rewards and the number of its valid steps."""
+
+    return_: float
+    length: int
+
+
+class Envs:
+    """A vector of `count` environments of one kind.
+
+    Observations come as the space says, with floating point as float32. Actions go in as the policy stores them:
+    discrete ones counted from 0, continuous ones not yet clipped to the bounds.
+    """
+
+    def __init__(self, vector: Vector, environment: str, seed: int) -> None:
+        self.count = vector.num_envs
+        self.environment = environment
+        self.observation_space = check.observation_space(vector.single_observation_space, environment)
+        self.action_space = check.action_space(vector.single_action_space, environment)
+        self._vector = vector
+        self._seed: int | None = seed
+        self._checked = False
+        self._prepare = _action_converter(vector.single_action_space)
+        leaves = check.leaf_spaces(self.observation_space)
+        self._only_leaf = leaves["observation"].dtype if list(leaves) == ["observation"] else None
+        self._dtypes = {name: space.dtype for name, space in leaves.items()}
+        self._floats = [name for name, dtype in self._dtypes.items() if np.issubdtype(dtype, np.floating)]
+        self._done = np.zeros(self.count, np.bool_)
+        self._any_done = False
+        self._return = np.zeros(self.count, np.float64)
+        self._begin = np.zeros(self.count, np.int64)  # the step at which the running episode began
+        self._now = 0
+        self._finished: list[tuple[Array, Array]] = []  # (returns, lengths) of the episodes that ended together
+
+    def reset(self, seed: int | None = None) -> tree.Tree:
+        """Start new episodes everywhere. The first reset uses the seed given to `make`, later ones only `seed`."""
+        chosen, self._seed = (self._seed if seed is None else seed), None
+        number = None if chosen is None else int(np.random.SeedSequence(chosen).generate_state(1)[0]) & 0x7FFFFFFF
+        observation, _ = self._vector.reset(seed=number)
+        check.check_observation(observation, self._vector.single_observation_space, self.environment, self.count)
+        self._done = np.zeros(self.count, np.bool_)
+        self._any_done = False
+        self._return[:] = 0.0
+        self._begin[:] = self._now
+        return self._take(observation)
+
+    def step(self, action: Array) -> Step:
+        """Act once in every environment."""
+        observation, reward, terminated, truncated, _ = self._vector.step(self._prepare(action))
+        if not self._checked:
+            self._check(observation, reward, terminated, truncated)
+        observation = self._take(observation)
+        reward = np.array(reward, np.float32)
+        terminated = np.array(terminated, np.bool_)
+        truncated = np.array(truncated, np.bool_)
+        check.check_finite(reward, self.environment, "reward")
+        was_done = self._done
+        if self._any_done:  # also when the vector does not keep to it: a reset gives nothing and ends nothing
+            reward[was_done] = 0.0
+            terminated[was_done] = False
+            truncated[was_done] = False
+        self._now += 1
+        self._return += reward
+        self._done = done = terminated | truncated
+        self._any_done = bool(np.count_nonzero(done))
+        if self._any_done:
+            self._finish(done)
+        return Step(observation, reward, terminated, truncated, ~was_done)
+
+    def episodes(self) -> list[Episode]:
+        """The episodes that ended since this was last asked."""
+        finished, self._finished = self._finished, []
+        return [
+            Episode(return_, length)
+            for returns, lengths in finished
+            for return_, length in zip(returns.tolist(), lengths.tolist())
+        ]
+
+    def close(self) -> None:
+        self._vector.close()
+
+    def _finish(self, done: Array) -> None:
+        (ended,) = done.nonzero()
+        self._finished.append((self._return[ended], self._now - self._begin[ended]))
+        self._return[ended] = 0.0
+        self._begin[ended] = self._now + 1  # the next step only resets
+
+    def _take(self, observation: tree.Tree) -> tree.Tree:
+        """Our own copy, since the vector may overwrite what it returned, in the dtype that was promised."""
+        if self._only_leaf is not None:
+            copied = np.array(observation, self._only_leaf, order="C")
+            if self._floats:
+                check.check_finite(copied, self.environment, "observation")
+            return copied
+        flat = tree.flatten(observation, "observation")
+        copies = {name: np.array(flat[name], dtype, order="C") for name, dtype in self._dtypes.items()}
+        for name in self._floats:
+            check.check_finite(copies[name], self.environment, name)
+        return tree.unflatten(copies, "observation")
+
+    def _check(self, observation: tree.Tree, reward: Any, terminated: Any, truncated: Any) -> None:
+        self._checked = True
+        check.check_observation(observation, self._vector.single_observation_space, self.environment, self.count)
+        check.check_rows(self.environment, self.count, reward=reward, terminated=terminated, truncated=truncated)
+
+
+def _action_converter(space: Space[Any]) -> Callable[[Array], Array]:
+    """From the action as the policy stores it to the one the environment wants."""
+    match space:
+        case spaces.Discrete() | spaces.MultiDiscrete() if np.any(space.start):
+            start = np.asarray(space.start)
+            return lambda action: action + start
+        case spaces.Box():
+            low, high, dtype = space.low, space.high, space.dtype
+            if np.all(np.isneginf(low)) and np.all(np.isposinf(high)):
+                return lambda action: action.astype(dtype, copy=False)
+            return lambda action: np.minimum(np.maximum(action, low), high).astype(dtype, copy=False)
+    return lambda action: action
