@@ -1,1 +1,1 @@
-""""""
+"""Algorithms: one file each, to be copied and changed."""

@@ -1,0 +1,1 @@
+"""Networks: encoders for every observation space, torsos, recurrent cores, heads, and the user's own."""

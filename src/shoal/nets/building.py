@@ -1,0 +1,66 @@
+"""Building a network from options, and moving arrays and weights in and out of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from shoal.nets.actor_critic import ActorCritic
+from shoal.nets.user import UserNetwork, load_factory
+
+Array = npt.NDArray[Any]
+
+# Arrays received from another process are often read-only; a batch is never written to, so that is no concern.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def make_network(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    seed: int,
+    network: str | None = None,
+    **options: Any,
+) -> ActorCritic | UserNetwork:
+    """The user's network when `network` names one as module:factory, else an `ActorCritic` with `options`.
+
+    Initial weights depend on the seed alone; the global random state is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if network is None:
+            return ActorCritic(observation_space, action_space, **options)
+        made = load_factory(network)(observation_space, action_space)
+        return UserNetwork(made, observation_space, action_space, network)
+
+
+def to_tensor(array: Array, device: torch.device) -> Tensor:
+    """A tensor on the array's own memory, or a copy on the device."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
+
+
+def named_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, sharing the network's memory."""
+    return {name: tensor for name, tensor in network.state_dict().items() if isinstance(tensor, Tensor)}
+
+
+def export_weights(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Copies as arrays."""
+    return {name: np.array(tensor.cpu().numpy(), order="C") for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def import_weights(tensors: Mapping[str, Tensor], weights: Mapping[str, Array]) -> None:
+    """Copy weights into a network's tensors."""
+    for name, tensor in tensors.items():
+        tensor.copy_(torch.from_numpy(weights[name]))

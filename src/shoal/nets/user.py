@@ -1,0 +1,155 @@
+"""The user's own network behind `--network module:factory`.
+
+`factory(observation_space, action_space)` returns one of
+
+- a module with `forward(observation) -> (parameters, value)`;
+- a recurrent module: it also has `initial_state(count) -> dict of tensors [count, ...]`, its forward is one step in
+  time, `forward(observation, state) -> (parameters, value, state)`, and states are zeroed between episodes for it;
+- a pair `(policy, value)` of modules, each `forward(observation) -> outputs`, that share nothing.
+
+Observations come as tensors [N, ...] in the dtype of their space (bytes stay bytes), dictionaries or tuples of tensors
+for Dict and Tuple spaces. Parameters are [N, n]: logits for Discrete and MultiDiscrete actions (those of all choices
+side by side); for Box actions means in units where −1 and 1 are the bounds, or means and then log standard deviations
+(2n). Means alone get a learned standard deviation that sees no state. Values are [N] or [N, 1].
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from shoal import tree
+from shoal.errors import UserError
+from shoal.functional.distributions import DiagonalGaussian
+from shoal.nets.actor_critic import State
+from shoal.nets.heads import LogStd, action_distribution
+
+
+class UserNetwork(nn.Module):
+    """Makes the user's module, or pair of modules, a `Network`; its first forward has checked all shapes."""
+
+    def __init__(
+        self, made: object, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], name: str
+    ) -> None:
+        super().__init__()
+        self.distribution = action_distribution(action_space)
+        if isinstance(made, nn.Module):
+            self.module = made
+        elif isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(part, nn.Module) for part in made):
+            self.module = Pair(*made)
+        else:
+            raise UserError(
+                f"The network {name} returned {type(made).__name__}: return an nn.Module, "
+                "or a pair of them (policy, value)."
+            )
+        self.recurrent = hasattr(self.module, "initial_state")
+        self.log_std: LogStd | None = None
+        self._check(observation_space, name)
+
+    def initial_state(self, count: int) -> State:
+        return self.module.initial_state(count) if self.recurrent else {}  # type: ignore[operator]
+
+    def forward(self, observation: Any, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
+        length, count = first.shape
+        if not self.recurrent:
+            parameters, value = self.module(tree.map(lambda x: x.flatten(0, 1), observation))
+            parameters, value = parameters.reshape(length, count, -1), value.reshape(length, count)
+        else:
+            rows = []
+            for t in range(length):
+                begins = first[t]
+                state = {key: x.masked_fill(_align(begins, x), 0) for key, x in state.items()}
+                *row, state = self.module(tree.map(lambda x, t=t: x[t], observation), state)
+                rows.append(row)
+            parameters = torch.stack([row[0] for row in rows])
+            value = torch.stack([row[1].reshape(count) for row in rows])
+        return (parameters if self.log_std is None else self.log_std(parameters)), value, state
+
+    def _check(self, observation_space: spaces.Space[Any], name: str) -> None:
+        """Two zero observations through the module: one sentence when what comes out is of the wrong shape."""
+        count = 2
+        observation = zeros(observation_space, count)
+        with torch.no_grad():
+            outputs = (
+                self.module(observation, self.initial_state(count)) if self.recurrent else self.module(observation)
+            )
+        expected = 3 if self.recurrent else 2
+        if not isinstance(outputs, tuple) or len(outputs) != expected:
+            what = "(parameters, value, state)" if self.recurrent else "(parameters, value)"
+            raise UserError(f"The network {name} must return {what}, not {type(outputs).__name__}.")
+        size = self.distribution.size
+        allowed = [size]
+        if isinstance(self.distribution, DiagonalGaussian):
+            allowed = [size // 2, size]
+        parameters, value = outputs[:2]
+        shape = tuple(parameters.shape)
+        if shape not in [(count, width) for width in allowed]:
+            wanted = " or ".join(f"[{count}, {width}]" for width in allowed)
+            raise UserError(
+                f"The network {name} gave policy outputs of shape {list(shape)} for {count} observations; "
+                f"this action space needs {wanted}."
+            )
+        if tuple(value.shape) not in [(count,), (count, 1)]:
+            raise UserError(
+                f"The network {name} gave values of shape {list(value.shape)} for {count} observations; "
+                f"they must be [{count}] or [{count}, 1]."
+            )
+        if shape[1] != size:
+            self.log_std = LogStd(shape[1])
+
+
+class Pair(nn.Module):
+    """Separate policy and value modules as one."""
+
+    def __init__(self, policy: nn.Module, value: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self.value = value
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
+        return self.policy(observation), self.value(observation)
+
+
+def load_factory(path: str) -> Callable[..., Any]:
+    """The function named by `module:factory`; modules in the working directory are found."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise UserError(f"The network {path!r} must be written module:factory.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists and lacks something itself
+        raise UserError(f"The network {path!r}: there is no module {error.name!r} on the Python path.") from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise UserError(f"The network {path!r}: the module {module_name!r} has no function {name!r}.")
+    return factory  # type: ignore[no-any-return]
+
+
+def zeros(space: spaces.Space[Any], count: int) -> Any:
+    """`count` observations of zeros (or the lowest number of a discrete part), nested as the space."""
+    match space:
+        case spaces.Dict():
+            return {key: zeros(part, count) for key, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(zeros(part, count) for part in space.spaces)
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return torch.from_numpy(np.stack([np.asarray(space.start)] * count))
+    assert space.shape is not None
+    return torch.from_numpy(np.zeros((count, *space.shape), space.dtype))
+
+
+def _align(mask: Tensor, x: Tensor) -> Tensor:
+    """mask [B] with as many trailing axes as x [B, ...]."""
+    return mask.view(-1, *[1] * (x.dim() - 1))

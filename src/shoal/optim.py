@@ -1,0 +1,122 @@
+"""Optimizers as the distribution seam: `step(loss, count)` is all that an algorithm sees.
+
+`Local` steps on this process's gradient. Parameters and their moments are one flat tensor each, so clipping and
+updating are a handful of operations however many layers there are, and the gradient can be sent or summed as a whole:
+a subclass replaces `_reduce` and everything after it (clip, finiteness, update) happens on the reduced gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import UserError
+
+
+@dataclass(frozen=True)
+class StepReport:
+    grad_norm: float  # of the reduced gradient, before clipping
+    applied: bool  # False: loss or gradient was not finite, and nothing has changed
+
+
+Schedule = Callable[[int], float]  # updates done → learning rate
+
+
+def constant(rate: float) -> Schedule:
+    return lambda updates: rate
+
+
+def linear(rate: float, updates: int) -> Schedule:
+    """From `rate` down to 0 over the given number of updates."""
+    return lambda done: rate * max(0.0, 1.0 - done / updates)
+
+
+class Local:
+    """Adam or RMSProp on the parameters of this process."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        rate: float | Schedule,
+        kind: str = "adam",
+        epsilon: float = 1e-8,
+        decay: float | None = None,  # of the squared gradient's average; None: 0.999 for Adam, 0.99 for RMSProp
+        momentum: float = 0.9,  # Adam's first average; RMSProp has none
+        epsilon_inside: bool = False,  # RMSProp: √(v + ε) as TensorFlow and the papers, not √v + ε
+        clip_norm: float | None = None,
+    ) -> None:
+        if kind not in ("adam", "rmsprop"):
+            raise UserError(f"There is no optimizer {kind!r}: choose adam or rmsprop.")
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.flat = flatten(self.parameters)
+        self.updates = 0
+        self._rate = rate if callable(rate) else constant(rate)
+        self._kind, self._epsilon, self._momentum = kind, epsilon, momentum
+        self._decay = decay if decay is not None else (0.999 if kind == "adam" else 0.99)
+        self._epsilon_inside, self._clip_norm = epsilon_inside, clip_norm
+        self._average = torch.zeros_like(self.flat)
+        self._square = torch.zeros_like(self.flat)
+
+    def step(self, loss: Tensor, count: Tensor | None = None) -> StepReport:
+        """One update for a loss that is a mean over `count` rows, 0-d.
+
+        A loss or gradient that is not finite is refused: parameters and moments keep their values.
+        """
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            gradient = torch.cat([_storage_order(part).reshape(-1) for part in gradients])
+            gradient, loss = self._reduce(gradient, loss.detach(), count)
+            norm = float(torch.linalg.vector_norm(gradient))
+            if not (math.isfinite(norm) and math.isfinite(float(loss))):
+                return StepReport(norm, False)
+            if self._clip_norm is not None and norm > self._clip_norm:
+                gradient.mul_(self._clip_norm / norm)
+            rate = self._rate(self.updates)
+            self.updates += 1
+            if self._kind == "adam":
+                self._adam(gradient, rate)
+            else:
+                self._rmsprop(gradient, rate)
+        return StepReport(norm, True)
+
+    def _reduce(self, gradient: Tensor, loss: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The gradient and loss over all learners; with several, ranks are weighted by their `count` of valid rows."""
+        return gradient, loss
+
+    def _adam(self, gradient: Tensor, rate: float) -> None:
+        self._average.lerp_(gradient, 1.0 - self._momentum)
+        self._square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
+        correction = math.sqrt(1.0 - self._decay**self.updates)
+        root = self._square.sqrt().add_(self._epsilon * correction)
+        self.flat.addcdiv_(self._average, root, value=-rate * correction / (1.0 - self._momentum**self.updates))
+
+    def _rmsprop(self, gradient: Tensor, rate: float) -> None:
+        self._square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
+        if self._epsilon_inside:
+            root = self._square.add(self._epsilon).sqrt_()
+        else:
+            root = self._square.sqrt().add_(self._epsilon)
+        self.flat.addcdiv_(gradient, root, value=-rate)
+
+
+@torch.no_grad()
+def flatten(parameters: list[nn.Parameter]) -> Tensor:
+    """Move parameters into one flat tensor of which each becomes a view; channels-last weights stay so."""
+    flat = torch.cat([_storage_order(parameter).reshape(-1) for parameter in parameters])
+    start = 0
+    for parameter in parameters:
+        ordered = _storage_order(parameter)
+        view = flat[start : start + parameter.numel()].view(ordered.shape)
+        parameter.data = view.permute(0, 3, 1, 2) if parameter.dim() == 4 else view
+        start += parameter.numel()
+    return flat
+
+
+def _storage_order(x: Tensor) -> Tensor:
+    """x with its axes in the order in which the flat tensor holds them: convolution weights channels last."""
+    return x.permute(0, 2, 3, 1) if x.dim() == 4 else x
