@@ -65,3 +65,12 @@ class Condition:
     def notify_all(self) -> None:
         if scheduler() is None:
             self._condition.notify_all()
+
+
+def sleep(seconds: float) -> None:
+    """Let `seconds` pass."""
+    current = scheduler()
+    if current is None:
+        time.sleep(seconds)
+    else:
+        current.wait_for(lambda: False, seconds, f"{seconds:.3g} s to pass")

@@ -1,1 +1,1 @@
-""""""
+"""The loops that nodes run: acting, learning, judging."""

@@ -1,1 +1,64 @@
-""""""
+"""Runtimes: the same program in one thread, in processes of one machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from shoal.errors import UserError
+from shoal.program import Program
+from shoal.runtime.supervise import RunFailed, Supervisor
+
+RUNTIMES = ("inline", "local", "ray")
+
+
+class Run(Protocol):
+    """A running program. Leaving its context ends every node."""
+
+    supervisor: Supervisor
+
+    def client(self, handle: Any) -> Any:
+        """A client of a node."""
+
+    def wait(self, seconds: float) -> None:
+        """Let the run go on for `seconds`, restarting what may be lost; `RunFailed` when it cannot go on."""
+
+    def finished(self, handle: Any) -> bool:
+        """Whether the node's `step` has returned False."""
+
+    def pids(self) -> dict[str, int]:
+        """The nodes' processes, where each has one of its own."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Run: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def launch(
+    program: Program,
+    runtime: str = "local",
+    *,
+    seed: int = 0,
+    supervisor: Supervisor | None = None,
+    ray_address: str | None = None,
+) -> Run:
+    """Start a program. Runtimes are imported only when they are used."""
+    if runtime == "inline":
+        from shoal.runtime.inline import InlineRun
+
+        return InlineRun(program, seed=seed, supervisor=supervisor)
+    if runtime == "local":
+        from shoal.runtime.local.run import LocalRun
+
+        return LocalRun(program, seed=seed, supervisor=supervisor)
+    if runtime == "ray":
+        try:
+            from shoal.runtime.ray import RayRun
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise UserError("--runtime ray needs Ray: install it with `pip install 'shoal[ray]'`") from None
+        return RayRun(program, seed=seed, supervisor=supervisor, address=ray_address)
+    raise UserError(f"--runtime {runtime} is not known: choose one of {', '.join(RUNTIMES)}")
+
+
+__all__ = ["RUNTIMES", "Run", "RunFailed", "Supervisor", "launch"]

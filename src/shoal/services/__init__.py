@@ -1,1 +1,1 @@
-""""""
+"""Services that nodes share: weights, metrics."""

@@ -1,0 +1,97 @@
+"""The evaluator, who judges: the greedy policy on fresh episodes, in environments of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shoal.envs import Envs
+from shoal.loops.recorder import Policy
+from shoal.program import current
+from shoal.services.metrics import Metrics, Reporter
+from shoal.services.weights import NONE, WeightStore, number
+from shoal.sync import monotonic, sleep
+
+CONFIRM = 50  # fresh episodes before a run may say `reached`
+
+
+def evaluate(envs: Envs, policy: Policy, episodes: int) -> list[float]:
+    """Returns of exactly `episodes` fresh episodes. Every environment plays whole rounds of one episode each, so that
+    short episodes do not count more often than long ones."""
+    returns: list[float] = []
+    while len(returns) < episodes:
+        observation = envs.reset()
+        envs.episodes()
+        state = policy.initial_state(envs.count)
+        first = np.ones(envs.count, np.bool_)
+        total = np.zeros(envs.count)
+        running = np.ones(envs.count, np.bool_)
+        while running.any():
+            action, state, _ = policy.act(observation, state, first)
+            outcome = envs.step(action)
+            total += np.where(running, outcome.reward, 0.0)
+            running &= ~(outcome.terminated | outcome.truncated)
+            observation, first = outcome.observation, ~outcome.valid
+        returns.extend(total.tolist())
+    return returns[:episodes]
+
+
+class Evaluator:
+    """One step is one evaluation of the newest weights. A mean that reaches the target is confirmed with the same
+    weights on fresh episodes; only the confirmation counts."""
+
+    restart = True
+
+    def __init__(
+        self,
+        make_envs: Callable[[int], Envs],
+        make_policy: Callable[[int], Policy],
+        weights: WeightStore,
+        metrics: Metrics,
+        *,
+        episodes: int = 10,
+        every: float = 0.5,  # seconds from one evaluation to the next
+        target: float | None = None,
+    ) -> None:
+        seed = current().seed
+        self._envs = make_envs(seed)
+        self._policy = make_policy(seed + 1)
+        self._weights = weights
+        self._metrics = metrics
+        self._report = Reporter(metrics)
+        self._episodes, self._every, self._target = episodes, every, target
+        self._version = NONE
+        self._next = 0.0
+
+    def step(self) -> None:
+        report = self._report
+        sleep(max(0.0, self._next - monotonic()))
+        self._next = monotonic() + self._every
+        found = self._weights.wait(self._version)
+        report.lap("waiting")
+        if found is None:
+            return
+        self._version, weights = found
+        self._policy.load(weights)
+        returns = evaluate(self._envs, self._policy, self._episodes)
+        confirmed = False
+        if self._target is not None and np.mean(returns) >= self._target:
+            returns = evaluate(self._envs, self._policy, max(CONFIRM, self._episodes))
+            confirmed = bool(np.mean(returns) >= self._target)
+        report.lap("evaluating")
+        self._metrics.evaluation(
+            {
+                "eval_return": float(np.mean(returns)),
+                "spread": float(np.std(returns)),
+                "episodes": len(returns),
+                "version": number(self._version),
+                "reached": confirmed,
+            }
+        )
+        report.values["eval_return"] = float(np.mean(returns))
+        if report.due():
+            report.flush()
+
+    def close(self) -> None:
+        self._envs.close()

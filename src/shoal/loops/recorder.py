@@ -1,0 +1,94 @@
+"""Acting and remembering for a vector of environments: a policy, its recurrent state, and the rows to be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import tree
+from shoal.services.weights import NONE, Weights
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]
+
+
+class Policy(Protocol):
+    """What acts. `state` is what a recurrent policy carries from row to row; empty for a feed-forward one."""
+
+    def initial_state(self, count: int) -> Columns: ...
+    def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]: ...
+    def load(self, weights: Weights) -> None: ...
+
+
+class Recorder:
+    """Writes down one row per call of `act` and `result`, and hands on full blocks of rows, time-major.
+
+    The first block is one row longer than the others: an item of n transitions needs n + 1 observations, and so each
+    becomes complete with the last row of a block.
+    """
+
+    def __init__(self, policy: Policy, count: int, rows: int, ship: Callable[[Columns], None]) -> None:
+        self.policy = policy
+        self.version = NONE
+        self._rows = rows
+        self._ship = ship
+        self._state = policy.initial_state(count)
+        self._first = np.ones(count, np.bool_)  # the observation begins an episode
+        self._count = count
+        self._columns: Columns = {}
+        self._row, self._until = 0, rows + 1
+
+    def load(self, version: int, weights: Weights) -> None:
+        self.policy.load(weights)
+        self.version = version
+
+    def act(self, observation: Any) -> Array:
+        state = self._state
+        if state and self._first.any():  # what is stored is what the row starts from
+            state = {name: _zero_where(self._first, value) for name, value in state.items()}
+        action, self._state, extras = self.policy.act(observation, state, self._first)
+        if not self._columns:
+            self._allocate(observation, action, extras, state)
+        columns, row = self._columns, self._row
+        if isinstance(observation, np.ndarray):
+            columns["observation"][row] = observation
+        else:
+            for name, value in tree.flatten(observation, "observation").items():
+                columns[name][row] = value
+        columns["action"][row] = action
+        for name, value in extras.items():
+            columns[name][row] = value
+        for name, value in state.items():
+            columns["state/" + name][row] = value
+        columns["version"][row] = self.version
+        return action
+
+    def result(self, reward: Array, terminated: Array, valid: Array) -> bool:
+        """What the actions gave; True when that completed a block, which has then been handed on."""
+        columns, row = self._columns, self._row
+        columns["reward"][row] = reward
+        columns["terminated"][row] = terminated
+        columns["valid"][row] = valid
+        self._first = ~valid
+        self._row += 1
+        if self._row < self._until:
+            return False
+        self._ship({name: column[: self._row] for name, column in columns.items()})
+        self._row, self._until = 0, self._rows
+        return True
+
+    def _allocate(self, observation: Any, action: Array, extras: Columns, state: Columns) -> None:
+        samples = {**tree.flatten(observation, "observation"), "action": action, **extras}
+        samples |= {"state/" + name: value for name, value in state.items()}
+        samples["reward"] = np.zeros(self._count, np.float32)
+        samples["terminated"] = samples["valid"] = np.zeros(self._count, np.bool_)
+        samples["version"] = np.zeros(self._count, np.int64)
+        for name, value in samples.items():
+            self._columns[name] = np.empty((self._rows + 1, *value.shape), value.dtype)
+
+
+def _zero_where(first: Array, value: Array) -> Array:
+    return np.where(first.reshape(-1, *[1] * (value.ndim - 1)), np.zeros((), value.dtype), value)

@@ -1,0 +1,86 @@
+"""Wiring that every algorithm's program shares: its actors and its evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, cast
+
+from shoal import envs
+from shoal.envs import EnvSpec
+from shoal.loops.actor import ActorLoop
+from shoal.loops.evaluator import Evaluator
+from shoal.loops.recorder import Policy
+from shoal.program import Program
+from shoal.replay import Pattern, Replay
+from shoal.services.metrics import Metrics
+from shoal.services.weights import WeightStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a program needs to know of the experiment around it."""
+
+    target: float | None = None  # the return at which the evaluator confirms that the task is solved
+    max_updates: int | None = None
+    evaluate: bool = True
+    eval_episodes: int = 10
+    eval_every: float = 0.5  # seconds from one evaluation to the next
+
+
+class ActorConfig(Protocol):
+    """The fields of an algorithm's config that acting needs."""
+
+    @property
+    def actors(self) -> int: ...
+    @property
+    def envs_per_actor(self) -> int: ...
+    @property
+    def vectorizer(self) -> str: ...
+
+
+def make_envs(spec: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
+    return envs.make(spec.spec, count, seed=seed, vectorizer=cast(envs.Vectorizer, vectorizer))
+
+
+def add_actors(
+    program: Program,
+    cfg: ActorConfig,
+    env: EnvSpec,
+    policy: Callable[[int], Policy],
+    patterns: Mapping[str, Pattern],
+    rows: int,
+    replay: Replay,
+    weights: WeightStore,
+    metrics: Metrics,
+) -> None:
+    """Actors `actor/0`, `actor/1`, … each with its own environments and policy."""
+    build: Any = partial(make_envs, env, cfg.envs_per_actor, cfg.vectorizer)
+    for index in range(cfg.actors):
+        program.add(f"actor/{index}", ActorLoop, build, policy, patterns, rows, replay, weights, metrics)
+
+
+def add_evaluator(
+    program: Program,
+    settings: Settings,
+    cfg: ActorConfig,
+    env: EnvSpec,
+    policy: Callable[[int], Policy],
+    weights: WeightStore,
+    metrics: Metrics,
+) -> None:
+    if not settings.evaluate:
+        return
+    build: Any = partial(make_envs, env, settings.eval_episodes, cfg.vectorizer)
+    program.add(
+        "evaluator",
+        Evaluator,
+        build,
+        policy,
+        weights,
+        metrics,
+        episodes=settings.eval_episodes,
+        every=settings.eval_every,
+        target=settings.target,
+    )

@@ -1,0 +1,327 @@
+"""The inline runtime: one node at a time in a fixed order, on a virtual clock. Reproducible, debuggable.
+
+Every node has a thread (a blocked call must be able to yield, and torch's grad mode is per thread) but only the one
+that holds the baton runs. A node gives the baton away after each `step` and wherever it waits. Time is virtual: a step
+takes a millisecond, and when everybody waits the clock jumps to the nearest deadline. When nobody can ever go on, the
+run says who waits for what.
+"""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from shoal import sync
+from shoal.program import Client, Context, Handle, Node, Program, current, node_seed, set_current
+from shoal.runtime import host
+from shoal.runtime.supervise import Supervisor
+
+TICK = 1e-3  # virtual seconds a step takes
+
+
+class Deadlock(RuntimeError):
+    """No node can make progress."""
+
+
+class _Stopped(BaseException):
+    """Unwinds a node's thread when the run ends."""
+
+
+@dataclass(eq=False)
+class Task:
+    """A thread that takes part in passing the baton."""
+
+    name: str
+    turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    predicate: Callable[[], bool] | None = None
+    deadline: float | None = None
+    why: str = ""
+    ended: bool = False
+    idle: bool = False  # a lane with nothing to do is not waiting for anybody
+    thread: threading.Thread | None = None
+
+    def runnable(self, now: float) -> bool:
+        if self.ended:
+            return False
+        if self.predicate is None or self.predicate():
+            return True
+        return self.deadline is not None and self.deadline <= now
+
+
+class Baton:
+    """The scheduler: implements `sync.Scheduler` for the threads of one run."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.main = Task("main")
+        self.tasks: list[Task] = [self.main]
+        self.turns = 0
+        self.stopping = False
+        self._holder = self.main
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def spawn(self, name: str, body: Callable[[], None], idle: bool = False) -> Task:
+        task = Task(name, idle=idle)
+
+        def run() -> None:
+            task.turn.acquire()
+            sync.set_scheduler(self)
+            try:
+                if not self.stopping:
+                    body()
+            except _Stopped:
+                pass
+            finally:
+                task.ended = True
+                if not self.stopping:
+                    self._pass_on(task)
+
+        task.thread = threading.Thread(target=run, name=name, daemon=True)
+        task.thread.start()
+        self.tasks.append(task)
+        return task
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool:
+        if predicate():
+            return True
+        self._wait(predicate, None if timeout is None else self.now + timeout, why)
+        return predicate()
+
+    def yield_turn(self) -> None:
+        self.turns += 1
+        self.now += TICK
+        self._wait(None, None, "")
+
+    def _wait(self, predicate: Callable[[], bool] | None, deadline: float | None, why: str) -> None:
+        task = self._holder
+        task.predicate, task.deadline, task.why = predicate, deadline, why
+        self._pass_on(task)
+        task.turn.acquire()
+        task.predicate = task.deadline = None
+        if self.stopping and task is not self.main:
+            raise _Stopped
+
+    def _pass_on(self, task: Task) -> None:
+        following = self._next(task)
+        self._holder = following
+        following.turn.release()
+
+    def _next(self, after: Task) -> Task:
+        at = self.tasks.index(after) + 1
+        order = self.tasks[at:] + self.tasks[:at]
+        while True:
+            for task in order:
+                if task.runnable(self.now):
+                    return task
+            # nobody: let time pass (main always has a deadline while it waits)
+            self.now = min(task.deadline for task in order if task.deadline is not None and not task.ended)
+
+    def stuck(self) -> list[Task]:
+        """The waiting tasks, when none of them will ever go on by itself."""
+        waiting = [task for task in self.tasks if not task.ended and not task.idle and task is not self.main]
+        if any(task.predicate is None or task.deadline is not None or task.predicate() for task in waiting):
+            return []
+        return waiting
+
+    def stop(self) -> None:
+        """Unwind every thread, one after the other."""
+        self.stopping = True
+        for task in self.tasks:
+            if task.thread is not None:
+                self._holder = task
+                task.turn.release()
+                task.thread.join(5.0)
+        self._holder = self.main
+
+
+class _InlineFuture:
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.ready = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self.ready
+
+    def result(self) -> Any:
+        if not self.ready:
+            baton = sync.scheduler()
+            assert baton is not None
+            baton.wait_for(lambda: self.ready, None, self.what)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class _Calls:
+    """A waiting call runs in the caller's own thread."""
+
+    def __init__(self, run: InlineRun, callee: str) -> None:
+        self._run, self._callee = run, callee
+
+    def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _InlineFuture:
+        future = _InlineFuture(f"{self._callee}.{method}")
+        self._run.call(self._callee, method, args, kwargs, future)
+        return future
+
+
+class _Futures:
+    """Futures run in order in a thread of their own, which takes its turns like any node."""
+
+    def __init__(self, run: InlineRun, caller: str, callee: str) -> None:
+        self._run, self._name, self._callee = run, f"{caller}→{callee}", callee
+        self._queue: collections.deque[tuple[str, Any, Any, _InlineFuture]] = collections.deque()
+        self._task: Task | None = None
+
+    def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _InlineFuture:
+        future = _InlineFuture(f"{self._callee}.{method}")
+        args, kwargs = _copy((args, kwargs))  # as they are now: the caller may change them before the call runs
+        self._queue.append((method, args, kwargs, future))
+        if self._task is None:
+            self._task = self._run.baton.spawn(self._name, self._work, idle=True)
+        self._task.idle = False
+        return future
+
+    def _work(self) -> None:
+        baton = self._run.baton
+        while True:
+            if self._task is not None:
+                self._task.idle = True
+            baton.wait_for(lambda: bool(self._queue), None, "calls to make")
+            if self._task is not None:
+                self._task.idle = False
+            method, args, kwargs, future = self._queue.popleft()
+            self._run.call(self._callee, method, args, kwargs, future)
+
+
+def _copy(value: Any) -> Any:
+    """What crosses between nodes is a copy, as on every other runtime."""
+    return pickle.loads(cloudpickle.dumps(value, protocol=5))
+
+
+class InlineRun:
+    """A program driven by the thread that calls `wait`."""
+
+    def __init__(self, program: Program, *, seed: int = 0, supervisor: Supervisor | None = None) -> None:
+        self.program = program
+        self.baton = Baton()
+        self.supervisor = supervisor or Supervisor()
+        self.supervisor.clock = self.baton.monotonic
+        self._seed = seed
+        self._targets: dict[str, Any] = {}
+        self._contexts: dict[str, Context] = {}
+        self._finished: set[str] = set()
+        self._lost: collections.deque[tuple[Node, BaseException]] = collections.deque()
+        self._due: dict[str, float] = {}
+        self._turns_seen = -1
+        for node in program.nodes.values():
+            self._start(node)
+
+    # ---- using it
+
+    def client(self, handle: Any) -> Any:
+        assert isinstance(handle, Handle)
+        return self._client("main", handle.name)
+
+    def wait(self, seconds: float) -> None:
+        """Drive the nodes for `seconds` of virtual time."""
+        sync.set_scheduler(self.baton)
+        try:
+            deadline = self.baton.now + seconds
+            while self.baton.now < deadline:
+                nearest = min([deadline, *self._due.values()])
+                self.baton.wait_for(lambda: bool(self._lost), nearest - self.baton.now, "the run")
+                while self._lost:
+                    self._judge(*self._lost.popleft())
+                for name in [name for name, due in self._due.items() if due <= self.baton.now]:
+                    del self._due[name]
+                    self._start(self.program.nodes[name])
+        finally:
+            sync.set_scheduler(None)
+        stuck = [] if self._due or self._finished else self.baton.stuck()
+        if stuck and self.baton.turns == self._turns_seen:
+            waits = "; ".join(f"{task.name} waits for {task.why}" for task in stuck)
+            raise Deadlock(f"no node can make progress: {waits}")
+        self._turns_seen = self.baton.turns
+
+    def finished(self, handle: Any) -> bool:
+        return handle.name in self._finished
+
+    def pids(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self.baton.stop()
+        for target in self._targets.values():
+            host.close(target)
+        self._targets.clear()
+
+    def __enter__(self) -> InlineRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- nodes
+
+    def _start(self, node: Node) -> None:
+        restarts = self.supervisor.restarts[node.name]
+        context = Context(node.name, node_seed(self._seed, node.name, restarts), restarts)
+        self._contexts[node.name] = context
+        self.supervisor.started(node.name)
+
+        def body() -> None:
+            try:
+                host.prepare(context)
+                target = node.build(lambda callee: self._client(node.name, callee))
+                self._targets[node.name] = target
+                if not callable(getattr(target, "step", None)):
+                    return
+                while target.step() is not False:
+                    self.baton.yield_turn()
+                self._finished.add(node.name)
+            except Exception as error:
+                self._targets.pop(node.name, None)
+                self._lost.append((node, error))
+
+        self.baton.spawn(node.name, body)
+
+    def _client(self, caller: str, callee: str) -> Client:
+        return Client(callee, _Calls(self, callee), _Futures(self, caller, callee))
+
+    def _judge(self, node: Node, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(error))
+        wait = self.supervisor.lost(node, f"raised {text.strip().splitlines()[-1]}", text)
+        self._due[node.name] = self.baton.now + wait
+
+    def call(self, callee: str, method: str, args: Any, kwargs: Any, future: _InlineFuture) -> None:
+        caller = current()
+        scheduled = sync.scheduler() is not None
+        if not scheduled:  # the driver between two waits
+            sync.set_scheduler(self.baton)
+        try:
+            self.baton.wait_for(lambda: callee in self._targets, None, f"node {callee!r} to be built")
+            args, kwargs = _copy((args, kwargs))
+            set_current(self._contexts[callee])
+            target = self._targets[callee]
+            if method.startswith("_") or not callable(getattr(target, method, None)):
+                raise AttributeError(f"{type(target).__name__} has no public method {method!r}")
+            future.value = _copy(getattr(target, method)(*args, **kwargs))
+        except Exception as error:
+            error.add_note(f"raised in node {callee!r}")
+            future.error = error
+        finally:
+            future.ready = True
+            set_current(caller)
+            if not scheduled:
+                sync.set_scheduler(None)

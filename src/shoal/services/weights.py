@@ -1,0 +1,180 @@
+"""Versioned weights: a learner publishes, readers ask for "newer than v" and pay almost nothing when there is none.
+
+A version is one integer, `generation << 32 | number`: the number is the learner's count of updates, the generation
+rises with every restart, so versions never seem to go backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.program import futures
+from shoal.sync import Condition
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Weights = dict[str, npt.NDArray[Any]]
+NONE = -1  # older than every version
+
+
+def make_version(generation: int, number: int) -> int:
+    return generation << 32 | number
+
+
+def number(version: int) -> int:
+    """How many updates the learner had made."""
+    return version & 0xFFFFFFFF
+
+
+class SharedWeights:
+    """The store's client on one machine: three buffers in shared memory and a counter; no call is made to read.
+
+    The writer fills the buffer that no current reader uses and then raises the counter. A reader copies the newest
+    buffer and looks at the counter again: if two more versions have come meanwhile, it starts over. This leans on
+    the store ordering of x86; elsewhere the store is called instead.
+    """
+
+    _HEAD = 4096
+
+    def __init__(self, store: Any, fd: int) -> None:
+        self._store = store
+        self._fd = fd
+        self._header: npt.NDArray[np.int64] | None = None  # count, bytes of a buffer, bytes of the layout, 3 versions
+        self._slots: list[Weights] = []
+        self._seen = 0
+
+    def publish(self, weights: Arrays, version: int) -> None:
+        if self._header is None:
+            self._create(weights)
+        assert self._header is not None
+        count = int(self._header[0])
+        slot = self._slots[count % 3]
+        for name, value in weights.items():
+            np.copyto(slot[name], value)
+        self._header[3 + count % 3] = version
+        self._header[0] = count + 1
+        futures(self._store).announce(version)
+
+    def newer(self, than: int = NONE) -> tuple[int, Weights] | None:
+        """(version, weights) when there is a newer version; the arrays are the caller's own."""
+        header = self._header
+        if header is None:
+            if not self._map():
+                return None
+            header = self._header
+            assert header is not None
+        while (count := int(header[0])) != self._seen:
+            slot = (count - 1) % 3
+            version = int(header[3 + slot])
+            if version <= than:
+                self._seen = count
+                return None
+            weights = {name: value.copy() for name, value in self._slots[slot].items()}
+            if int(header[0]) <= count + 1:
+                self._seen = count
+                return version, weights
+        return None
+
+    def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Weights] | None:
+        """As `newer`, but waits for it."""
+        if (found := self.newer(than)) is None and self._store.reached(than, timeout):
+            found = self.newer(than)
+        return found
+
+    def version(self) -> int:
+        return int(self._store.version())
+
+    def _create(self, weights: Arrays) -> None:
+        if self._map():
+            return
+        layout, size = [], 0
+        for name, value in weights.items():
+            layout.append((name, value.dtype.str, value.shape, size))
+            size += -(-value.nbytes // 64) * 64
+        text = json.dumps(layout).encode()
+        os.ftruncate(self._fd, self._HEAD + 3 * size + len(text))
+        with mmap.mmap(self._fd, 0) as memory:
+            memory[self._HEAD + 3 * size :] = text
+            header = np.frombuffer(memory, np.int64, 8)
+            header[2] = len(text)
+            header[1] = size  # last: a reader that sees it sees the rest
+            del header
+        self._map()
+
+    def _map(self) -> bool:
+        if os.fstat(self._fd).st_size == 0:
+            return False
+        memory = mmap.mmap(self._fd, 0)
+        header = np.frombuffer(memory, np.int64, 8)
+        size, text = int(header[1]), int(header[2])
+        if not text or (not size and not header[0]):
+            return False
+        layout = json.loads(memory[self._HEAD + 3 * size : self._HEAD + 3 * size + text])
+        for index in range(3):
+            base = self._HEAD + index * size
+            self._slots.append(
+                {
+                    name: np.ndarray(tuple(shape), np.dtype(kind), memory, base + offset)
+                    for name, kind, shape, offset in layout
+                }
+            )
+        self._header = header
+        return True
+
+
+class WeightStore:
+    """The newest weights and their version."""
+
+    if platform.machine() in ("x86_64", "AMD64"):
+        shared_client = SharedWeights
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._version = NONE
+        self._weights: Weights = {}
+        self._closed = False
+
+    def publish(self, weights: Arrays, version: int) -> None:
+        kept = {name: np.array(value) for name, value in weights.items()}
+        with self._changed:
+            self._weights = kept
+            self._version = version
+            self._changed.notify_all()
+
+    def announce(self, version: int) -> None:
+        """The weights of this version are in shared memory: wake those who wait for them."""
+        with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+    def newer(self, than: int = NONE) -> tuple[int, Weights] | None:
+        """(version, weights) when there is a version newer than `than`."""
+        with self._changed:
+            return (self._version, self._weights) if self._version > than else None
+
+    def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Weights] | None:
+        """As `newer`, but waits for it, at most `timeout` seconds."""
+        return self.newer(than) if self.reached(than, timeout) else None
+
+    def reached(self, than: int, timeout: float | None = None) -> bool:
+        """Wait until the version is newer than `than`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._version > than or self._closed, timeout, f"weights newer than version {number(than)}"
+            )
+            return self._version > than
+
+    def version(self) -> int:
+        return self._version
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
