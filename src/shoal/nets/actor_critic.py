@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from shoal import tree
 from shoal.functional.distributions import Distribution
+from shoal.nets.dense import mlp
 from shoal.nets.encoder import make_encoder
-from shoal.nets.heads import PolicyHead, action_distribution, mlp, orthogonal
+from shoal.nets.heads import PolicyHead, action_distribution, orthogonal
 
 State = dict[str, Tensor]  # each [B, ...]; empty for a feed-forward network
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -77,17 +76,3 @@ class PolicyHead(nn.Module):
             mean, log_std = outputs.chunk(2, dim=-1)
             outputs = torch.cat([mean, log_std.clamp(*LOG_STD_RANGE)], dim=-1)
         return outputs
-
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
-
-
-def mlp(inputs: int, hidden: tuple[int, ...], activation: str) -> nn.Sequential:
-    """Linear layers of the given widths with an activation after each."""
-    if activation not in ACTIVATIONS:
-        raise UserError(f"There is no activation {activation!r}: choose one of {', '.join(ACTIVATIONS)}.")
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers += [orthogonal(nn.Linear(inputs, width), math.sqrt(2.0)), ACTIVATIONS[activation]()]
-        inputs = width
-    return nn.Sequential(*layers)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
 
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.encoder import VectorEncoder
@@ -24,8 +23,8 @@ class NumpyPolicy:
 
     def __init__(self, network: ActorCritic) -> None:
         assert supported(network)
-        self._names = [f"torso.{i}" for i, layer in enumerate(network.torso) if isinstance(layer, nn.Linear)]
-        self._activation = _tanh if any(isinstance(layer, nn.Tanh) for layer in network.torso) else _relu
+        self._names = [f"torso.{i}" for i in range(len(network.torso))]
+        self._activations = [_tanh if layer.activation == "tanh" else _relu for layer in network.torso]
         self._bytes: bool = network.encoder.bytes  # type: ignore[assignment]
         self._has_log_std = network.policy_head.log_std is not None
         self._bounded_std = network.policy_head.bounded_std
@@ -48,10 +47,10 @@ class NumpyPolicy:
         x = observation.reshape(len(observation), -1).T.astype(np.float32, copy=False)  # features first: [n, B]
         if self._bytes:
             x = x / np.float32(255.0)
-        for weight, bias in self._hidden:
+        for (weight, bias), activation in zip(self._hidden, self._activations):
             x = weight @ x
             x += bias
-            self._activation(x)
+            activation(x)
         weight, bias = self._head
         x = weight @ x
         x += bias
