@@ -46,10 +46,21 @@ class Recorder:
         self.version = version
 
     def act(self, observation: Any) -> Array:
-        state = self._state
-        if state and self._first.any():  # what is stored is what the row starts from
-            state = {name: _zero_where(self._first, value) for name, value in state.items()}
-        action, self._state, extras = self.policy.act(observation, state, self._first)
+        """Choose the actions for a row and write it down, but for what they give."""
+        state = self.state()
+        action, after, extras = self.policy.act(observation, state, self._first)
+        self.record(observation, state, action, after, extras)
+        return action
+
+    def state(self) -> Columns:
+        """What the policy carries into the coming row: zero where an episode begins."""
+        if self._state and self._first.any():
+            return {name: _zero_where(self._first, value) for name, value in self._state.items()}
+        return self._state
+
+    def record(self, observation: Any, state: Columns, action: Array, after: Columns, extras: Columns) -> None:
+        """Write down a row whose actions were chosen: `state` is from before it, `after` from after it."""
+        self._state = after
         if not self._columns:
             self._allocate(observation, action, extras, state)
         columns, row = self._columns, self._row
@@ -64,7 +75,6 @@ class Recorder:
         for name, value in state.items():
             columns["state/" + name][row] = value
         columns["version"][row] = self.version
-        return action
 
     def result(self, reward: Array, terminated: Array, valid: Array) -> bool:
         """What the actions gave; True when that completed a block, which has then been handed on."""
