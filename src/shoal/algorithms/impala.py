@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -16,14 +17,21 @@ from gymnasium import spaces
 from torch import Tensor
 
 from shoal import optim
+from shoal.envs import EnvSpec
 from shoal.functional.policy_gradient import entropy_bonus, policy_gradient_loss, value_loss
 from shoal.functional.returns import explained_variance
 from shoal.functional.vtrace import vtrace
+from shoal.loops.learner import LearnerLoop
+from shoal.loops.wiring import Settings, add_actors, add_evaluator
 from shoal.nets.acting import ActorPolicy
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.building import export_weights, make_network, named_tensors, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.user import UserNetwork
+from shoal.program import Program
+from shoal.replay import Replay, Table, rollout
+from shoal.services.metrics import Metrics
+from shoal.services.weights import WeightStore
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +44,10 @@ class Config:
     # acting
     actors: int = 1
     envs_per_actor: int = 64
+    vectorizer: str = "auto"  # native where the environment has one, else sync
+    inference: str = "local"  # or central: actors own no network and ask an inference server
+    inference_servers: int = 1
+    inference_wait: float = 0.002  # seconds a request waits for others to share its batch
     unroll: int = 20  # transitions per item; one more observation is kept to bootstrap
     queue: int = 128  # items that may wait for the learner; actors block when it is full
     reward_scale: float = 1.0
@@ -182,6 +194,31 @@ class Impala:
                 "value_loss": for_value.detach(),
                 "entropy": bonus.detach(),
                 "rho": rho.sum() / count,
-                "explained_variance": explained_variance(values[:-1], targets, valid),
+                "explained_variance": explained_variance(2.0 * for_value, targets, valid, count),
             }
         return loss, count, metrics
+
+
+def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
+    """Actors fill a queue of unrolls, one learner empties it: every step is trained on once."""
+    p = Program()
+    metrics = p.add("metrics", Metrics)
+    weights = p.add("weights", WeightStore)
+    replay = p.add("replay", Replay, [Table.queue("rollouts", cfg.queue)])
+    p.add(
+        "learner",
+        LearnerLoop,
+        partial(Impala, cfg, env),
+        "rollouts",
+        cfg.batch,
+        replay,
+        weights,
+        metrics,
+        publish_every=cfg.publish_every,
+        max_updates=settings.max_updates,
+    )
+    policy = partial(make_policy, cfg, env)
+    patterns = {"rollouts": rollout(cfg.unroll)}
+    add_actors(p, cfg, env, policy, patterns, cfg.unroll, replay, weights, metrics)
+    add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)
+    return p

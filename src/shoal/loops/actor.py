@@ -1,4 +1,4 @@
-"""The actor: steps its environments with its own copy of the policy and sends what happened to the replay service."""
+"""The actor: steps environments and sends what happened to the replay service, itself or through an inference server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.envs import Envs
+from shoal.envs.vector import Step
 from shoal.loops.recorder import Columns, Policy, Recorder
 from shoal.program import Future, current, futures
 from shoal.replay import Pattern, Replay, Writer
@@ -13,8 +14,37 @@ from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import NONE, WeightStore
 
 
+class Driven:
+    """Environments as an actor drives them, with the counts that every actor reports."""
+
+    def __init__(self, envs: Envs, metrics: Metrics) -> None:
+        self.envs = envs
+        self.report = Reporter(metrics)
+        self.observation = envs.reset()
+        self._steps = 0
+
+    def step(self, action: Any) -> Step:
+        self.report.lap("inference")
+        outcome = self.envs.step(action)
+        self.observation = outcome.observation
+        self._steps += int(outcome.valid.sum())
+        self.report.lap("environment")
+        return outcome
+
+    def end_of_block(self) -> None:
+        report = self.report
+        report.count("env_steps", self._steps)
+        self._steps = 0
+        for episode in self.envs.episodes():
+            report.count("episodes")
+            report.values["actor_return"] = episode.return_
+            report.values["episode_length"] = episode.length
+        if report.due():
+            report.flush()
+
+
 class ActorLoop:
-    """One step is one block of rows: act, write down, send, look for new weights."""
+    """Acts with its own copy of the policy. One step is one block of rows: act, write down, send, take new weights."""
 
     restart = True  # an actor holds nothing that others need
 
@@ -29,46 +59,31 @@ class ActorLoop:
         metrics: Metrics,
     ) -> None:
         seed = current().seed
-        self._envs = make_envs(seed)
+        self._driven = Driven(make_envs(seed), metrics)
         self._writer = Writer(replay, dict(patterns))
-        self._recorder = Recorder(make_policy(seed + 1), self._envs.count, rows, self._ship)
+        self._recorder = Recorder(make_policy(seed + 1), self._driven.envs.count, rows, self._ship)
         self._weights = weights
-        self._report = Reporter(metrics)
         self._fetching: Future | None = None
         found = weights.wait(NONE)
         if found is not None:
             self._recorder.load(*found)
-        self._report.lap("starting")
-        self._observation = self._envs.reset()
+        self._driven.report.lap("starting")
 
     def step(self) -> None:
-        recorder, envs, report = self._recorder, self._envs, self._report
-        steps = 0
+        recorder, driven = self._recorder, self._driven
         complete = False
         while not complete:
-            action = recorder.act(self._observation)
-            report.lap("inference")
-            outcome = envs.step(action)
-            self._observation = outcome.observation
-            report.lap("environment")
-            steps += int(outcome.valid.sum())
+            outcome = driven.step(recorder.act(driven.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
-        report.count("env_steps", steps)
-        for episode in envs.episodes():
-            report.count("episodes")
-            report.values["actor_return"] = episode.return_
-            report.values["episode_length"] = episode.length
         self._refresh()
-        if report.due():
-            report.flush()
+        driven.end_of_block()
 
     def close(self) -> None:
-        self._envs.close()
+        self._driven.envs.close()
 
     def _ship(self, block: Columns) -> None:
-        self._report.lap("inference")
         self._writer.append(block)
-        self._report.lap("waiting to insert")
+        self._driven.report.lap("waiting to insert")
 
     def _refresh(self) -> None:
         """Take newer weights when they have arrived; ask for them without waiting."""
@@ -79,4 +94,27 @@ class ActorLoop:
             self._fetching = None
             if found is not None:
                 self._recorder.load(*found)
-        self._report.lap("weights")
+        self._driven.report.lap("weights")
+
+
+class RemoteActorLoop:
+    """Owns no network: sends observations to the inference server and does what it answers."""
+
+    restart = True
+
+    def __init__(self, make_envs: Callable[[int], Envs], rows: int, inference: Any, metrics: Metrics) -> None:
+        self._driven = Driven(make_envs(current().seed), metrics)
+        self._inference = inference
+        self._rows = rows
+        self._outcome: Any = None
+
+    def step(self) -> None:
+        driven, node = self._driven, current()
+        for _ in range(self._rows):
+            action = self._inference.act(node.name, node.restarts, driven.observation, self._outcome)
+            outcome = driven.step(action)
+            self._outcome = (outcome.reward, outcome.terminated, outcome.valid)
+        driven.end_of_block()
+
+    def close(self) -> None:
+        self._driven.envs.close()

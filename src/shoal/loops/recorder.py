@@ -36,8 +36,8 @@ class Recorder:
         self._rows = rows
         self._ship = ship
         self._state = policy.initial_state(count)
-        self._first = np.ones(count, np.bool_)  # the observation begins an episode
-        self._count = count
+        self.first = np.ones(count, np.bool_)  # the observation begins an episode
+        self.count = count
         self._columns: Columns = {}
         self._row, self._until = 0, rows + 1
 
@@ -48,14 +48,14 @@ class Recorder:
     def act(self, observation: Any) -> Array:
         """Choose the actions for a row and write it down, but for what they give."""
         state = self.state()
-        action, after, extras = self.policy.act(observation, state, self._first)
+        action, after, extras = self.policy.act(observation, state, self.first)
         self.record(observation, state, action, after, extras)
         return action
 
     def state(self) -> Columns:
         """What the policy carries into the coming row: zero where an episode begins."""
-        if self._state and self._first.any():
-            return {name: _zero_where(self._first, value) for name, value in self._state.items()}
+        if self._state and self.first.any():
+            return {name: _zero_where(self.first, value) for name, value in self._state.items()}
         return self._state
 
     def record(self, observation: Any, state: Columns, action: Array, after: Columns, extras: Columns) -> None:
@@ -82,7 +82,7 @@ class Recorder:
         columns["reward"][row] = reward
         columns["terminated"][row] = terminated
         columns["valid"][row] = valid
-        self._first = ~valid
+        self.first = ~valid
         self._row += 1
         if self._row < self._until:
             return False
@@ -93,9 +93,9 @@ class Recorder:
     def _allocate(self, observation: Any, action: Array, extras: Columns, state: Columns) -> None:
         samples = {**tree.flatten(observation, "observation"), "action": action, **extras}
         samples |= {"state/" + name: value for name, value in state.items()}
-        samples["reward"] = np.zeros(self._count, np.float32)
-        samples["terminated"] = samples["valid"] = np.zeros(self._count, np.bool_)
-        samples["version"] = np.zeros(self._count, np.int64)
+        samples["reward"] = np.zeros(self.count, np.float32)
+        samples["terminated"] = samples["valid"] = np.zeros(self.count, np.bool_)
+        samples["version"] = np.zeros(self.count, np.int64)
         for name, value in samples.items():
             self._columns[name] = np.empty((self._rows + 1, *value.shape), value.dtype)
 

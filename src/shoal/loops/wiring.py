@@ -9,11 +9,12 @@ from typing import Any, Protocol, cast
 
 from shoal import envs
 from shoal.envs import EnvSpec
-from shoal.loops.actor import ActorLoop
+from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.recorder import Policy
 from shoal.program import Program
 from shoal.replay import Pattern, Replay
+from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 
@@ -38,6 +39,12 @@ class ActorConfig(Protocol):
     def envs_per_actor(self) -> int: ...
     @property
     def vectorizer(self) -> str: ...
+    @property
+    def inference(self) -> str: ...
+    @property
+    def inference_servers(self) -> int: ...
+    @property
+    def inference_wait(self) -> float: ...
 
 
 def make_envs(spec: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
@@ -55,10 +62,30 @@ def add_actors(
     weights: WeightStore,
     metrics: Metrics,
 ) -> None:
-    """Actors `actor/0`, `actor/1`, … each with its own environments and policy."""
+    """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
     build: Any = partial(make_envs, env, cfg.envs_per_actor, cfg.vectorizer)
+    if cfg.inference == "local":
+        for index in range(cfg.actors):
+            program.add(f"actor/{index}", ActorLoop, build, policy, patterns, rows, replay, weights, metrics)
+        return
+    count = min(cfg.inference_servers, cfg.actors)
+    servers = [
+        program.add(
+            f"inference/{index}",
+            InferenceServer,
+            policy,
+            patterns,
+            rows,
+            replay,
+            weights,
+            metrics,
+            max_batch=cfg.envs_per_actor * -(-cfg.actors // count),
+            max_wait=cfg.inference_wait,
+        )
+        for index in range(count)
+    ]
     for index in range(cfg.actors):
-        program.add(f"actor/{index}", ActorLoop, build, policy, patterns, rows, replay, weights, metrics)
+        program.add(f"actor/{index}", RemoteActorLoop, build, rows, servers[index % count], metrics)
 
 
 def add_evaluator(

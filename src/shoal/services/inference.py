@@ -1,0 +1,196 @@
+"""Central inference (SEED RL, Espeholt 2020): actors send observations and get actions; networks live here.
+
+Requests of many actors are answered in one batch. What an actor would otherwise keep beside its network lives here too,
+one slot per actor: recurrent state, the unfinished block of rows, the writer. A restarted actor begins a new stream in
+its slot. The policy may change inside an unroll, so version and log-probability are stored with every row.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import tree
+from shoal.loops.recorder import Columns, Policy, Recorder
+from shoal.program import Future, current, futures
+from shoal.replay import Pattern, Replay, Writer
+from shoal.services.metrics import Metrics, Reporter
+from shoal.services.weights import NONE, WeightStore
+from shoal.sync import Condition, monotonic
+
+Array = npt.NDArray[Any]
+IDLE = 0.5  # seconds after which a server without requests looks for new weights and the end of the run
+
+
+class Slot:
+    """Where one actor's requests and answers meet, and what is remembered for its environments."""
+
+    def __init__(self, run: int, recorder: Recorder) -> None:
+        self.run, self.recorder = run, recorder
+        self.answered = Condition()
+        self.observation: Any = None
+        self.arrived = 0.0
+        self.action: Array | None = None
+        self.error: BaseException | None = None
+
+
+class InferenceServer:
+    """`act` is called by actors and waits for its answer; one `step` gathers requests and answers them together."""
+
+    def __init__(
+        self,
+        make_policy: Callable[[int], Policy],
+        patterns: Mapping[str, Pattern],
+        rows: int,
+        replay: Replay,
+        weights: WeightStore,
+        metrics: Metrics,
+        *,
+        max_batch: int,  # environments answered at once
+        max_wait: float,  # seconds that the first request of a batch waits for others
+    ) -> None:
+        self._policy = make_policy(current().seed)
+        self._patterns, self._rows, self._replay = dict(patterns), rows, replay
+        self._weights = weights
+        self._report = Reporter(metrics)
+        self._max_batch, self._max_wait = max_batch, max_wait
+        self._slots: dict[str, Slot] = {}
+        self._requested = Condition()
+        self._pending: list[Slot] = []
+        self._environments = 0  # in the pending requests
+        self._closed = False
+        self._queueing: collections.deque[float] = collections.deque(maxlen=1000)
+        self._inferring: collections.deque[float] = collections.deque(maxlen=1000)
+        self._fetching: Future | None = None
+        self._version = NONE
+        found = weights.wait(NONE)
+        if found is not None:
+            self._version, arrays = found
+            self._policy.load(arrays)
+
+    def act(self, actor: str, run: int, observation: Any, outcome: tuple[Array, Array, Array] | None) -> Array:
+        """Actions for an actor's observations. `outcome` is what its last actions gave: reward, terminated, valid.
+
+        `run` identifies the actor's incarnation; a new one starts its slot afresh.
+        """
+        slot = self._slots.get(actor)
+        if slot is None or slot.run != run:
+            slot = self._slots[actor] = self._open(run, len(next(iter(tree.flatten(observation).values()))))
+        elif outcome is not None:
+            slot.recorder.result(*outcome)
+        slot.action = slot.error = None
+        slot.observation, slot.arrived = observation, monotonic()
+        with self._requested:
+            self._pending.append(slot)
+            self._environments += slot.recorder.count
+            self._requested.notify_all()
+        with slot.answered:
+            slot.answered.wait_for(
+                lambda: slot.action is not None or slot.error is not None or self._closed, None, "the inference server"
+            )
+        if slot.action is None:
+            raise slot.error or RuntimeError("the inference server has closed")
+        return slot.action
+
+    def step(self) -> None:
+        batch = self._gather()
+        self._report.lap("waiting for requests")
+        self._refresh()
+        if batch:
+            try:
+                self._answer(batch)
+            except Exception as error:
+                for slot in batch:
+                    self._reply(slot, None, error)
+                raise
+        self._report.lap("inference")
+        if self._report.due():
+            self._measure()
+            self._report.flush()
+
+    def close(self) -> None:
+        self._closed = True
+        for condition in [self._requested, *(slot.answered for slot in list(self._slots.values()))]:
+            with condition:
+                condition.notify_all()
+
+    # ---- one batch
+
+    def _gather(self) -> list[Slot]:
+        """The requests to answer next: as many as allowed, or those that came in time."""
+        with self._requested:
+            if not self._requested.wait_for(lambda: bool(self._pending) or self._closed, IDLE, "requests of actors"):
+                return []
+            left = self._max_wait - (monotonic() - self._pending[0].arrived) if self._pending else 0.0
+            if self._environments < self._max_batch and left > 0:
+                self._requested.wait_for(
+                    lambda: self._environments >= self._max_batch or self._closed, left, "a full batch"
+                )
+            batch: list[Slot] = []
+            taken = 0
+            while self._pending and (not batch or taken + self._pending[0].recorder.count <= self._max_batch):
+                slot = self._pending.pop(0)
+                batch.append(slot)
+                taken += slot.recorder.count
+            self._environments -= taken
+            return batch
+
+    def _answer(self, batch: list[Slot]) -> None:
+        begun = monotonic()
+        states = [slot.recorder.state() for slot in batch]
+        firsts = [slot.recorder.first for slot in batch]
+        if len(batch) == 1:
+            observation, state, first = batch[0].observation, states[0], firsts[0]
+        else:
+            observation = tree.map(lambda *parts: np.concatenate(parts), *(slot.observation for slot in batch))
+            state = {name: np.concatenate([one[name] for one in states]) for name in states[0]}
+            first = np.concatenate(firsts)
+        action, after, extras = self._policy.act(observation, state, first)
+        at = 0
+        for slot, before in zip(batch, states):
+            part = slice(at, at + slot.recorder.count)
+            at = part.stop
+            own = action[part]
+            slot.recorder.version = self._version
+            slot.recorder.record(slot.observation, before, own, _cut(after, part), _cut(extras, part))
+            self._queueing.append(begun - slot.arrived)
+            self._reply(slot, own, None)
+        self._inferring.append(monotonic() - begun)
+        self._report.count("inference_batches")
+        self._report.count("inference_environments", at)
+
+    @staticmethod
+    def _reply(slot: Slot, action: Array | None, error: BaseException | None) -> None:
+        with slot.answered:
+            slot.action, slot.error = action, error
+            slot.answered.notify_all()
+
+    # ---- slots, weights, measurements
+
+    def _open(self, run: int, count: int) -> Slot:
+        writer = Writer(self._replay, self._patterns)
+        return Slot(run, Recorder(self._policy, count, self._rows, writer.append))
+
+    def _refresh(self) -> None:
+        if self._fetching is None:
+            self._fetching = futures(self._weights).newer(self._version)
+        if self._fetching is not None and self._fetching.done():
+            found = self._fetching.result()
+            self._fetching = None
+            if found is not None:
+                self._version, arrays = found
+                self._policy.load(arrays)
+
+    def _measure(self) -> None:
+        values = self._report.values
+        for name, seconds in (("queueing", self._queueing), ("inference", self._inferring)):
+            if seconds:
+                values[f"{name}_ms_p50"], values[f"{name}_ms_p99"] = np.percentile(seconds, (50, 99)) * 1e3
+
+
+def _cut(columns: Columns, part: slice) -> Columns:
+    return {name: value[part] for name, value in columns.items()}
