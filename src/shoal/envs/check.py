@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -118,17 +117,11 @@ def check_rows(environment: str, count: int, **rows: Any) -> None:
             )
 
 
-def check_finite(array: Array, environment: str, name: str) -> None:
-    """No NaN and no infinity. The product with itself is the cheapest sum that either one spoils."""
-    flat = array.ravel("K")
-    if not math.isfinite(flat.dot(flat)):
-        _refuse_what_is_not_finite(array, environment, name)
-
-
-def _refuse_what_is_not_finite(array: Array, environment: str, name: str) -> None:
+def refuse_what_is_not_finite(array: Array, environment: str, name: str) -> None:
+    """Raise for the first NaN or infinity; nothing happens when there is none."""
     bad = ~np.isfinite(array)
     if not bad.any():
-        return  # large finite numbers, only their product overflowed
+        return
     place = tuple(int(i) for i in np.argwhere(bad)[0])
     within = f" at {list(place[1:])}" if len(place) > 1 else ""
     raise EnvFault(f"{environment}: '{name}' of environment number {place[0]} is {array[place]}{within}.")

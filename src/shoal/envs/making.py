@@ -29,8 +29,7 @@ Vectorizer = Literal["auto", "native", "sync", "async"]
 Kind = Literal["classic", "control", "atari", "other"]
 Options = Mapping[str, Any]
 
-# Packages that an environment may need, by the module that defines it, and the extra of this project that brings them.
-_EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm", "dm_control": "dm"}
+_EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm"}  # what brings a missing module
 _SMALL = 256  # observations of up to this many numbers are "classic"
 
 
@@ -90,8 +89,7 @@ def _vector(spec: str, count: int, seed: int, options: dict[str, Any], vectorize
             return _vector_of_registered(spec, found, count, options, vectorizer)
         return _vector_of_factory(spec, found, count, seed, options, vectorizer)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        where = getattr(found, "entry_point", None) or spec
-        raise UserError(_missing_package(spec, str(where), error)) from error
+        raise UserError(_missing_package(spec, error)) from error
 
 
 # Gymnasium ids
@@ -114,7 +112,16 @@ def _vector_of_registered(
 
 
 def _make_registered(registered: registration.EnvSpec, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    return gymnasium.make(registered, **options)
+    try:
+        return gymnasium.make(registered, **options)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError):
+            raise
+        raise UserError(f"{registered.id} cannot be made: {error}") from error  # what has moved to another package
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UserError(f"{registered.id} does not take the options {options}: {error}") from error
 
 
 def _native(registered: registration.EnvSpec, count: int, options: dict[str, Any], insist: bool) -> Vector | None:
@@ -156,6 +163,7 @@ def _vector_of_factory(
         if vectorizer in ("sync", "async"):
             raise UserError(f"{spec} makes a vector of environments itself; leave the vectorizer at 'auto'.")
         options = {counted: count} | options
+    _check_call(spec, factory, {**options, **({"seed": seed} if "seed" in parameters else {})})
     first = one(0)
     if isinstance(first, VectorEnv):
         return _checked_vector(spec, first, count)
@@ -200,6 +208,15 @@ def _as_gymnasium(environment: Any, spec: str) -> gymnasium.Env[Any, Any]:
         f"{spec} returned {type(environment).__name__}; it must return a gymnasium.Env, a dm_env.Environment, "
         "or, when it takes 'count', a gymnasium.vector.VectorEnv."
     )
+
+
+def _check_call(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        raise UserError(f"{spec} cannot be called with the options {options}: {error}.") from error
+    except ValueError:  # some built-in callables do not tell their parameters
+        pass
 
 
 def _parameters(factory: Callable[..., Any]) -> list[str]:
@@ -258,7 +275,7 @@ def _import_atari(spec: str) -> None:
     try:
         importlib.import_module("ale_py")  # registers the ALE/ ids
     except ModuleNotFoundError as error:
-        raise UserError(_missing_package(spec, "ale_py", error)) from error
+        raise UserError(_missing_package(spec, error)) from error
 
 
 def _import(name: str, spec: str) -> ModuleType:
@@ -271,13 +288,16 @@ def _import(name: str, spec: str) -> ModuleType:
             raise UserError(
                 f"{spec}: there is no module '{error.name}'; run the command in the folder that holds it or install it."
             ) from error
-        raise UserError(_missing_package(spec, name, error)) from error
+        raise UserError(_missing_package(spec, error)) from error
 
 
-def _missing_package(spec: str, where: str, error: Exception) -> str:
+def _missing_package(spec: str, error: Exception) -> str:
     """One sentence that says what to install."""
-    text = f"{where} {error}".lower()
-    for part, extra in _EXTRAS.items():
-        if part in text:
-            return f"{spec} needs packages that are not installed ({error}); run: pip install 'shoal[{extra}]'"
+    cause = (
+        error if isinstance(error, ImportError) else error.__cause__
+    )  # Gymnasium's own error hides the module's name
+    module = cause.name if isinstance(cause, ImportError) and cause.name else ""
+    extra = _EXTRAS.get(module.partition(".")[0])
+    if extra:
+        return f"{spec} needs packages that are not installed; run: pip install 'shoal[{extra}]'"
     return f"{spec} needs a package that is not installed: {error}"

@@ -48,6 +48,7 @@ class SyncVector:
         self._envs = [make() for make in makers]
         self.num_envs = count = len(self._envs)
         first = self._envs[0]
+        check.observation_space(first.observation_space, environment)  # refuses what has no arrays
         self.single_observation_space = first.observation_space
         self.single_action_space = first.action_space
         for number, env in enumerate(self._envs):
@@ -60,7 +61,7 @@ class SyncVector:
             name: np.zeros((count, *check.shape_of(space)), space.dtype)
             for name, space in check.leaf_spaces(first.observation_space).items()
         }
-        self._nested = not isinstance(self._leaves.get("observation"), np.ndarray)
+        self._nested = "observation" not in self._leaves
         self._observation = tree.unflatten(self._leaves, "observation")
         self._reward = np.zeros(count, np.float32)
         self._terminated = np.zeros(count, np.bool_)

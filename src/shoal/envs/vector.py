@@ -8,17 +8,24 @@ reward 0 and the first observation of the next episode, and is marked `valid=Fal
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from shoal import tree
 from shoal.envs import check
+from shoal.envs.episodes import Episode, EpisodeLog
 from shoal.envs.sync import Vector
 
 Array = npt.NDArray[Any]
+
+_FLOAT = np.dtype(np.float32)  # made once: numpy looks a type up at every call
+# These return new arrays of the right types at every step and keep to autoreset: nothing to copy, nothing to enforce.
+_TRUSTED = (CartPoleVectorEnv,)
 
 
 class Step(NamedTuple):
@@ -29,13 +36,6 @@ class Step(NamedTuple):
     terminated: npt.NDArray[np.bool_]  # [B]
     truncated: npt.NDArray[np.bool_]  # [B]
     valid: npt.NDArray[np.bool_]  # [B], False where the environment was reset and the action ignored
-
-
-class Episode(NamedTuple):
-    """A finished episode: the sum of its raw rewards and the number of its valid steps."""
-
-    return_: float
-    length: int
 
 
 class Envs:
@@ -53,17 +53,14 @@ class Envs:
         self._vector = vector
         self._seed: int | None = seed
         self._checked = False
+        self._trusted = isinstance(vector, _TRUSTED)
         self._prepare = _action_converter(vector.single_action_space)
         leaves = check.leaf_spaces(self.observation_space)
-        self._only_leaf = leaves["observation"].dtype if list(leaves) == ["observation"] else None
-        self._dtypes = {name: space.dtype for name, space in leaves.items()}
+        self._only_leaf = np.dtype(leaves["observation"].dtype) if list(leaves) == ["observation"] else None
+        self._dtypes = {name: np.dtype(space.dtype) for name, space in leaves.items()}
         self._floats = [name for name, dtype in self._dtypes.items() if np.issubdtype(dtype, np.floating)]
-        self._done = np.zeros(self.count, np.bool_)
-        self._any_done = False
-        self._return = np.zeros(self.count, np.float64)
-        self._begin = np.zeros(self.count, np.int64)  # the step at which the running episode began
-        self._now = 0
-        self._finished: list[tuple[Array, Array]] = []  # (returns, lengths) of the episodes that ended together
+        self._done = np.zeros(self.count, np.bool_)  # ended with the last step, so the next one resets
+        self._log = EpisodeLog(self.count)
 
     def reset(self, seed: int | None = None) -> tree.Tree:
         """Start new episodes everywhere. The first reset uses the seed given to `make`, later ones only `seed`."""
@@ -72,9 +69,7 @@ class Envs:
         observation, _ = self._vector.reset(seed=number)
         check.check_observation(observation, self._vector.single_observation_space, self.environment, self.count)
         self._done = np.zeros(self.count, np.bool_)
-        self._any_done = False
-        self._return[:] = 0.0
-        self._begin[:] = self._now
+        self._log.restart()
         return self._take(observation)
 
     def step(self, action: Array) -> Step:
@@ -83,52 +78,41 @@ class Envs:
         if not self._checked:
             self._check(observation, reward, terminated, truncated)
         observation = self._take(observation)
-        reward = np.array(reward, np.float32)
-        terminated = np.array(terminated, np.bool_)
-        truncated = np.array(truncated, np.bool_)
-        check.check_finite(reward, self.environment, "reward")
-        was_done = self._done
-        if self._any_done:  # also when the vector does not keep to it: a reset gives nothing and ends nothing
-            reward[was_done] = 0.0
-            terminated[was_done] = False
-            truncated[was_done] = False
-        self._now += 1
-        self._return += reward
-        self._done = done = terminated | truncated
-        self._any_done = bool(np.count_nonzero(done))
-        if self._any_done:
-            self._finish(done)
-        return Step(observation, reward, terminated, truncated, ~was_done)
+        resets = self._done
+        valid = ~resets
+        if not self._trusted:
+            reward = np.array(reward, _FLOAT)
+            reward[resets] = 0.0  # a reset gives nothing and ends nothing
+            terminated = terminated & valid
+            truncated = truncated & valid
+        if not isfinite(np.vdot(reward, reward)):
+            check.refuse_what_is_not_finite(reward, self.environment, "reward")
+        self._done = terminated | truncated
+        self._log.add(reward, self._done)
+        return Step(observation, reward, terminated, truncated, valid)
 
     def episodes(self) -> list[Episode]:
         """The episodes that ended since this was last asked."""
-        finished, self._finished = self._finished, []
-        return [
-            Episode(return_, length)
-            for returns, lengths in finished
-            for return_, length in zip(returns.tolist(), lengths.tolist())
-        ]
+        return self._log.finished()
 
     def close(self) -> None:
         self._vector.close()
 
-    def _finish(self, done: Array) -> None:
-        (ended,) = done.nonzero()
-        self._finished.append((self._return[ended], self._now - self._begin[ended]))
-        self._return[ended] = 0.0
-        self._begin[ended] = self._now + 1  # the next step only resets
-
     def _take(self, observation: tree.Tree) -> tree.Tree:
-        """Our own copy, since the vector may overwrite what it returned, in the dtype that was promised."""
+        """Our own copy, since the vector may overwrite what it returned, in the dtype that was promised.
+
+        NaN and infinity are found by the product of the array with itself: the cheapest number that either spoils.
+        """
         if self._only_leaf is not None:
             copied = np.array(observation, self._only_leaf, order="C")
-            if self._floats:
-                check.check_finite(copied, self.environment, "observation")
+            if self._floats and not isfinite(np.vdot(copied, copied)):
+                check.refuse_what_is_not_finite(copied, self.environment, "observation")
             return copied
-        flat = tree.flatten(observation, "observation")
-        copies = {name: np.array(flat[name], dtype, order="C") for name, dtype in self._dtypes.items()}
+        parts = tree.flatten(observation, "observation")
+        copies = {name: np.array(parts[name], dtype, order="C") for name, dtype in self._dtypes.items()}
         for name in self._floats:
-            check.check_finite(copies[name], self.environment, name)
+            if not isfinite(np.vdot(copies[name], copies[name])):
+                check.refuse_what_is_not_finite(copies[name], self.environment, name)
         return tree.unflatten(copies, "observation")
 
     def _check(self, observation: tree.Tree, reward: Any, terminated: Any, truncated: Any) -> None:

@@ -1,0 +1,72 @@
+"""Returns and lengths of finished episodes, settled for many steps at once to keep the step itself short."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Episode(NamedTuple):
+    """A finished episode: the sum of its raw rewards and the number of its valid steps."""
+
+    return_: float
+    length: int
+
+
+class EpisodeLog:
+    """Collects rewards and ends, a row per step; the row after an end is the reset and belongs to no episode."""
+
+    def __init__(self, count: int, rows: int = 128) -> None:
+        self._rewards = np.zeros((rows, count), np.float32)
+        self._done = np.zeros((rows, count), np.bool_)
+        self._row = 0
+        self._return = np.zeros(count, np.float64)  # of the running episodes, as far as settled
+        self._begin = np.zeros(count, np.int64)  # where the running episodes began, counted from row 0
+        self._finished: list[tuple[Array, Array]] = []  # (returns, lengths)
+
+    def add(self, reward: Array, done: Array) -> None:
+        row = self._row
+        self._rewards[row] = reward
+        self._done[row] = done
+        self._row = row + 1
+        if self._row == len(self._done):
+            self._settle()
+
+    def restart(self) -> None:
+        """The running episodes are given up and new ones begin with the next row."""
+        self._settle()
+        self._return[:] = 0.0
+        self._begin[:] = 0
+
+    def finished(self) -> list[Episode]:
+        """The episodes that ended since this was last asked, in the order they ended."""
+        self._settle()
+        finished, self._finished = self._finished, []
+        return [
+            Episode(return_, length)
+            for returns, lengths in finished
+            for return_, length in zip(returns.tolist(), lengths.tolist())
+        ]
+
+    def _settle(self) -> None:
+        rows, self._row = self._row, 0
+        if rows == 0:
+            return
+        total = self._rewards[:rows].astype(np.float64).cumsum(0)
+        env, row = np.divmod(np.flatnonzero(self._done[:rows].T), rows)  # ends by environment, then by time
+        if len(env):
+            reached = total[row, env]
+            again = (env[1:] == env[:-1]).nonzero()[0]  # the next end is of the same environment
+            before, begin = -self._return[env], self._begin[env]
+            before[again + 1] = reached[again]
+            begin[again + 1] = row[again] + 2
+            order = row.argsort(kind="stable")
+            self._finished.append(((reached - before)[order], (row + 1 - begin)[order]))
+            self._return[env] = -reached  # where there are several, the last one stays
+            self._begin[env] = row + 2
+        self._return += total[-1]
+        self._begin -= rows

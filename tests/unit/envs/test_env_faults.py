@@ -1,0 +1,105 @@
+"""An environment that breaks its own promise is stopped with one sentence that says what, where and which value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sample_envs
+from gymnasium import spaces
+
+from shoal import envs
+
+
+def run(vector: envs.Envs, steps: int) -> None:
+    vector.reset()
+    for _ in range(steps):
+        vector.step(np.zeros(2, np.int64))
+
+
+def step_until_fault(options: dict[str, Any], factory: str = "Broken", steps: int = 5) -> str:
+    vector = envs.make(f"sample_envs:{factory}", 2, seed=0, options=options)
+    with pytest.raises(envs.EnvFault) as caught:
+        run(vector, steps)
+    assert "\n" not in str(caught.value)
+    assert f"sample_envs:{factory}" in str(caught.value)
+    return str(caught.value)
+
+
+def spoil(value: float) -> Any:
+    def change(observation: Any, reward: float) -> tuple[Any, float]:
+        observation[1] = value
+        return observation, reward
+
+    return change
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_observation_that_is_not_finite_is_a_fault_at_any_step(value: float) -> None:
+    message = step_until_fault({"change": spoil(value), "at": 4})
+    assert f"'observation' of environment number 0 is {value} at [1]" in message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_is_a_fault_at_any_step(value: float) -> None:
+    message = step_until_fault({"change": lambda observation, _: (observation, value), "at": 4})
+    assert f"'reward' of environment number 0 is {value}" in message
+
+
+def test_a_fault_inside_a_nested_observation_is_named_with_its_path() -> None:
+    def change(observation: Any, reward: float) -> tuple[Any, float]:
+        observation["position"][0] = np.nan
+        return observation, reward
+
+    message = step_until_fault({"change": change, "observation": sample_envs.NESTED})
+    assert "'observation/position' of environment number 0 is nan at [0]" in message
+
+
+def test_large_finite_numbers_are_no_fault() -> None:
+    options = {"change": lambda observation, _: (observation * 0 + np.float32(3e38), 3e38), "at": 1}
+    vector = envs.make("sample_envs:Broken", 2, seed=0, options=options)
+    vector.reset()
+    assert vector.step(np.zeros(2, np.int64)).reward[0] == np.float32(3e38)
+
+
+@pytest.mark.parametrize(
+    ("value", "space", "says"),
+    [
+        (np.zeros(4, np.float32), sample_envs.BOX, "'observation' has shape (4,), but its space says (3,)"),
+        (np.float32(0), sample_envs.BOX, "'observation' has shape (), but its space says (3,)"),
+        (np.zeros(2), spaces.Box(0, 255, (2,), np.uint8), "'observation' has dtype float64, but its space says uint8"),
+        (np.zeros(2, np.int64), spaces.Box(0, 255, (2,), np.uint8), "'observation' has dtype int64"),
+        (None, sample_envs.BOX, "'observation' has shape (), but"),
+        (7, spaces.Discrete(5), "'observation' is 7, which is outside of its space Discrete(5)"),
+        ({"a": 1}, spaces.Dict({"b": spaces.Discrete(2)}), "['observation/a'], but its space has ['observation/b']"),
+    ],
+)
+def test_a_first_observation_unlike_its_space_is_a_fault(value: Any, space: Any, says: str) -> None:
+    assert says in step_until_fault({"value": value, "observation": space}, "BrokenReset")
+
+
+def test_float64_where_float32_was_promised_is_converted() -> None:
+    vector = envs.make("sample_envs:BrokenReset", 2, seed=0, options={"value": np.zeros(3)})
+    assert vector.reset().dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda observation, reward: (observation[:2], reward),
+            "'observation' has shape (2,), but its space says (3,)",
+        ),
+        (lambda observation, reward: (observation, np.array([reward])), "reward has shape (1, 1)"),
+        (lambda observation, reward: (observation, None), "reward has shape (1,) and dtype object"),
+    ],
+)
+def test_a_first_step_unlike_its_promise_is_a_fault(change: Any, says: str) -> None:
+    assert says in step_until_fault({"change": change, "at": 1})
+
+
+def test_what_an_environment_raises_is_passed_on() -> None:
+    vector = envs.make("shoal.envs.testing:counting", 2, seed=0, options={"fail_at": 3})
+    with pytest.raises(RuntimeError, match="told to fail at step 3"):
+        run(vector, 5)

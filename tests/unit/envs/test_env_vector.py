@@ -1,0 +1,160 @@
+"""Seeds, actions, observations and ownership of arrays, for environments of every supported space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import sample_envs
+from gymnasium import spaces
+
+from shoal import envs, tree
+
+
+def run(spec: str, seed: int, steps: int = 30, count: int = 4, **options: Any) -> np.ndarray[Any, Any]:
+    vector = envs.make(spec, count, seed=seed, **options)
+    observations = [vector.reset(), *(vector.step(np.full(count, t % 2)).observation for t in range(steps))]
+    vector.close()
+    return np.stack(observations)
+
+
+@pytest.mark.parametrize("vectorizer", ["native", "sync", "async"])
+def test_the_seed_decides_everything(vectorizer: Any) -> None:
+    first = run("CartPole-v1", 7, vectorizer=vectorizer)
+    assert np.array_equal(first, run("CartPole-v1", 7, vectorizer=vectorizer))
+    assert not np.array_equal(first[0], run("CartPole-v1", 8, vectorizer=vectorizer)[0])
+
+
+@pytest.mark.parametrize("vectorizer", ["native", "sync"])
+def test_environments_differ_from_each_other_and_from_those_of_the_next_seed(vectorizer: Any) -> None:
+    starts = np.concatenate([run("CartPole-v1", seed, 0, vectorizer=vectorizer)[0] for seed in range(20)])
+    assert len(np.unique(starts[:, 0])) == 80
+
+
+def test_a_later_reset_goes_on_with_other_episodes_unless_it_is_given_a_seed() -> None:
+    vector = envs.make("CartPole-v1", 2, seed=3)
+    first, second = vector.reset(), vector.reset()
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, vector.reset(seed=3))
+
+
+def test_a_factory_that_takes_a_seed_gets_another_one_for_every_environment() -> None:
+    sample_envs.SEEDS.clear()
+    envs.make("sample_envs:seeded", 3, seed=0)
+    assert len(set(sample_envs.SEEDS)) == 3
+    assert -1 not in sample_envs.SEEDS
+
+
+@pytest.mark.parametrize(
+    "spec", ["CartPole-v1", "Pendulum-v1", "shoal.envs.testing:counting", "shoal.envs.testing:counting_vector"]
+)
+@pytest.mark.parametrize("vectorizer", ["auto", "async"])
+def test_what_a_step_returned_is_never_overwritten(spec: str, vectorizer: Any) -> None:
+    if spec.endswith("counting_vector"):
+        vectorizer = "auto"
+    vector = envs.make(spec, 3, seed=0, vectorizer=vectorizer)
+    vector.reset()
+    action = np.stack([vector.action_space.sample() for _ in range(3)])
+    kept, copies = [], []
+    for _ in range(25):
+        step = vector.step(action)
+        assert step.observation.flags["C_CONTIGUOUS"]
+        kept.append(step)
+        copies.append([np.copy(part) for part in step])
+    vector.close()
+    for step, copied in zip(kept, copies):
+        assert all(np.array_equal(part, copy) for part, copy in zip(step, copied))
+
+
+@pytest.mark.parametrize("vectorizer", ["sync", "async"])
+def test_nested_observations_keep_their_structure_and_floats_become_float32(vectorizer: Any) -> None:
+    vector = envs.make(
+        "sample_envs:sampled", 2, seed=0, options={"observation": sample_envs.NESTED}, vectorizer=vectorizer
+    )
+    dtypes = {
+        "choices": np.int64, "image": np.uint8, "parts/0": np.int64, "parts/1/switches": np.int8, "position": np.float32
+    }  # fmt: skip
+    for observation in (vector.reset(), vector.step(np.zeros(2, np.int64)).observation):
+        flat = tree.flatten(observation)
+        assert {name: leaf.dtype for name, leaf in flat.items()} == dtypes
+        for number in range(2):
+            one = tree.map(lambda leaf, number=number: leaf[number], observation)
+            assert vector.observation_space.contains(one)
+    vector.close()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4, start=-2),
+        spaces.MultiBinary(3),
+        spaces.MultiDiscrete([2, 5]),
+        spaces.Box(-1, 1, (), np.float32),
+        spaces.Box(-1, 1, (2, 3), np.float64),
+        spaces.Box(-5, 5, (2,), np.int32),
+        spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (1,), np.float32))),
+    ],
+    ids=str,
+)
+def test_every_supported_observation_space_arrives_as_the_space_says(space: spaces.Space[Any]) -> None:
+    vector = envs.make("sample_envs:sampled", 3, seed=0, options={"observation": space})
+    observation = vector.reset()
+    for _ in range(3):
+        for number in range(3):
+            assert vector.observation_space.contains(tree.map(lambda leaf, n=number: leaf[n], observation))
+        observation = vector.step(np.zeros(3, np.int64)).observation
+
+
+def seen_actions(space: spaces.Space[Any], action: np.ndarray[Any, Any]) -> list[Any]:
+    sample_envs.ACTIONS.clear()
+    vector = envs.make("sample_envs:sampled", len(action), seed=0, options={"action": space})
+    vector.reset()
+    vector.step(action)
+    return list(sample_envs.ACTIONS)
+
+
+def test_continuous_actions_are_clipped_to_the_bounds_and_the_policys_array_is_left_alone() -> None:
+    space = spaces.Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32))
+    action = np.array([[5, -3], [0.5, 7]], np.float32)
+    seen = seen_actions(space, action)
+    assert np.array_equal(seen, [[1, 0], [0.5, 7]])
+    assert all(space.contains(one) for one in seen)
+    assert action[0, 0] == 5
+
+
+def test_unbounded_continuous_actions_go_through() -> None:
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    seen = seen_actions(space, np.array([[1e6, -3]], np.float32))
+    assert seen[0].dtype == np.float64
+    assert seen[0].tolist() == [1e6, -3]
+
+
+def test_discrete_actions_are_counted_from_zero_whatever_the_environment_counts_from() -> None:
+    space = spaces.Discrete(3, start=5)
+    assert seen_actions(space, np.array([0, 2])) == [5, 7]
+    vector = envs.make("sample_envs:sampled", 1, seed=0, options={"action": space})
+    assert vector.action_space == spaces.Discrete(3)
+
+
+def test_multidiscrete_actions_are_counted_from_zero_too() -> None:
+    space = spaces.MultiDiscrete([2, 3], start=[1, 10])
+    assert np.array_equal(seen_actions(space, np.array([[0, 2], [1, 0]], np.int32)), [[1, 12], [2, 10]])
+    vector = envs.make("sample_envs:sampled", 1, seed=0, options={"action": space})
+    assert vector.action_space == spaces.MultiDiscrete([2, 3])
+
+
+def test_the_native_cartpole_gives_what_gymnasium_gives() -> None:
+    ours = envs.make("CartPole-v1", 8, seed=0)
+    theirs = gymnasium.make_vec("CartPole-v1", 8, vectorization_mode="vector_entry_point")
+    observation = ours.reset()
+    theirs.reset()
+    theirs.unwrapped.state = observation.T.astype(np.float64)
+    rng = np.random.default_rng(0)
+    for _ in range(8):  # nobody falls so soon: afterwards the two draw different new episodes
+        action = rng.integers(0, 2, 8)
+        step, expected = ours.step(action), theirs.step(action)
+        assert np.allclose(step.observation, expected[0], atol=1e-5)
+        assert np.array_equal(step.reward, expected[1])
+        assert step.valid.all()
