@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import difflib
-import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -20,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.envs import registration
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs import check
+from shoal.envs import check, names
 from shoal.envs.sync import AsyncVector, MakeOne, SyncVector, Vector, spread
 from shoal.envs.vector import Envs
 from shoal.errors import UserError
@@ -29,7 +24,7 @@ Vectorizer = Literal["auto", "native", "sync", "async"]
 Kind = Literal["classic", "control", "atari", "other"]
 Options = Mapping[str, Any]
 
-_EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm"}  # what brings a missing module
+_UNKNOWN_OPTION = "unexpected keyword argument"  # how Python's TypeError says it
 _SMALL = 256  # observations of up to this many numbers are "classic"
 
 
@@ -61,7 +56,7 @@ def describe(spec: str, options: Options | None = None, vectorizer: Vectorizer =
     options = dict(options or {})
     envs = make(spec, 1, seed=0, options=options, vectorizer="sync" if vectorizer == "async" else vectorizer)
     envs.close()
-    registered = _resolve(spec)
+    registered = names.resolve(spec)
     limit = threshold = None
     if isinstance(registered, registration.EnvSpec):
         limit, threshold = options.get("max_episode_steps", registered.max_episode_steps), registered.reward_threshold
@@ -83,13 +78,13 @@ def _vector(spec: str, count: int, seed: int, options: dict[str, Any], vectorize
         raise UserError(f"vectorizer {vectorizer!r} is unknown; choose from {', '.join(get_args(Vectorizer))}.")
     if count < 1:
         raise UserError(f"{count} environments were asked for; at least 1 is needed.")
-    found = _resolve(spec)
+    found = names.resolve(spec)
     try:
         if isinstance(found, registration.EnvSpec):
             return _vector_of_registered(spec, found, count, options, vectorizer)
         return _vector_of_factory(spec, found, count, seed, options, vectorizer)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise UserError(_missing_package(spec, error)) from error
+        raise UserError(names.missing_package(spec, error)) from error
 
 
 # Gymnasium ids
@@ -119,22 +114,23 @@ def _make_registered(registered: registration.EnvSpec, options: dict[str, Any]) 
             raise
         raise UserError(f"{registered.id} cannot be made: {error}") from error  # what has moved to another package
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+        if _UNKNOWN_OPTION not in str(error):
             raise
-        raise UserError(f"{registered.id} does not take the options {options}: {error}") from error
+        said = str(error).partition(" was raised from")[0]
+        raise UserError(f"{registered.id} does not take these options: {said}.") from error
 
 
 def _native(registered: registration.EnvSpec, count: int, options: dict[str, Any], insist: bool) -> Vector | None:
     if registered.additional_wrappers:
         return None
     try:
-        vector = gymnasium.make_vec(
-            copy.deepcopy(registered), count, vectorization_mode="vector_entry_point", **options
-        )
-    except TypeError:  # the vector version does not know an option that the single one may know
-        if insist:
+        vector = gymnasium.make_vec(registered, count, vectorization_mode="vector_entry_point", **options)
+    except TypeError as error:
+        if _UNKNOWN_OPTION not in str(error):
             raise
-        return None
+        if insist:
+            raise UserError(f"The vector version of {registered.id} does not take these options: {error}") from error
+        return None  # the single version may know the option
     if vector.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
         return vector
     vector.close()
@@ -224,80 +220,3 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
         return list(inspect.signature(factory).parameters)
     except (TypeError, ValueError):  # some built-in callables have none
         return []
-
-
-# Names
-
-
-def _resolve(spec: str) -> registration.EnvSpec | Callable[..., Any]:
-    """The registered environment, or the factory that `module:factory` names."""
-    module_name, colon, name = spec.rpartition(":")
-    if not colon:
-        if spec.startswith("ALE/"):
-            _import_atari(spec)
-        return _registered(spec, spec)
-    module = _import(module_name, spec)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    if found is not None:
-        raise UserError(f"{spec}: '{name}' is {type(found).__name__}, not a function that makes an environment.")
-    if name in gymnasium.registry or not name.isidentifier():
-        return _registered(name, spec)
-    raise UserError(f"{spec}: the module '{module_name}' has no '{name}'.{_did_you_mean(name, list(vars(module)))}")
-
-
-def _registered(name: str, spec: str) -> registration.EnvSpec:
-    if name in gymnasium.registry:
-        return gymnasium.registry[name]
-    try:
-        namespace, bare, version = registration.parse_env_id(name)
-        latest = registration.find_highest_version(namespace, bare) if version is None else None
-    except gymnasium.error.Error:  # not even shaped like an id
-        latest = None
-    if latest is not None:
-        return gymnasium.registry[registration.get_env_id(namespace, bare, latest)]
-    remedy = _did_you_mean(name, list(gymnasium.registry)) or (
-        " Name a Gymnasium id such as CartPole-v1, or your own factory as module:factory."
-    )
-    raise UserError(f"There is no environment {spec}.{remedy}")
-
-
-def _did_you_mean(name: str, candidates: list[str]) -> str:
-    by_lower_case = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("__")}
-    close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.6)]
-    return f" Did you mean {' or '.join(close)}?" if close else ""
-
-
-def _import_atari(spec: str) -> None:
-    try:
-        importlib.import_module("ale_py")  # registers the ALE/ ids
-    except ModuleNotFoundError as error:
-        raise UserError(_missing_package(spec, error)) from error
-
-
-def _import(name: str, spec: str) -> ModuleType:
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UserError(
-                f"{spec}: there is no module '{error.name}'; run the command in the folder that holds it or install it."
-            ) from error
-        raise UserError(_missing_package(spec, error)) from error
-
-
-def _missing_package(spec: str, error: Exception) -> str:
-    """One sentence that says what to install."""
-    cause = (
-        error if isinstance(error, ImportError) else error.__cause__
-    )  # Gymnasium's own error hides the module's name
-    module = cause.name if isinstance(cause, ImportError) and cause.name else ""
-    extra = _EXTRAS.get(module.partition(".")[0])
-    if extra:
-        return f"{spec} needs packages that are not installed; run: pip install 'shoal[{extra}]'"
-    return f"{spec} needs a package that is not installed: {error}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -118,8 +115,7 @@ class AsyncVector:
     """One sub-process per environment; worth it when a single step takes longer than about a millisecond."""
 
     def __init__(self, makers: Sequence[MakeOne]) -> None:
-        guarded = [_ends_with(os.getpid(), make) for make in makers]
-        self._vector = AsyncVectorEnv(guarded, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self._vector = AsyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         self.num_envs = len(makers)
         self.single_observation_space = self._vector.single_observation_space
         self.single_action_space = self._vector.single_action_space
@@ -133,19 +129,3 @@ class AsyncVector:
 
     def close(self) -> None:
         self._vector.close()
-
-
-def _ends_with(parent: int, make: MakeOne) -> MakeOne:
-    """A sub-process forked after others holds their pipes open and would outlive a killed parent: let it watch."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    def guarded() -> gymnasium.Env[Any, Any]:
-        if os.getpid() != parent:  # the vector also makes one environment in the parent, to see its spaces
-            threading.Thread(target=watch, daemon=True).start()
-        return make()
-
-    return guarded

@@ -122,14 +122,16 @@ class Envs:
 
 
 def _action_converter(space: Space[Any]) -> Callable[[Array], Array]:
-    """From the action as the policy stores it to the one the environment wants."""
+    """From the action as the policy stores it to the one the environment wants and may do with what it likes."""
     match space:
-        case spaces.Discrete() | spaces.MultiDiscrete() if np.any(space.start):
+        case spaces.Discrete() if space.start == 0:
+            return lambda action: action
+        case spaces.Discrete() | spaces.MultiDiscrete():
             start = np.asarray(space.start)
             return lambda action: action + start
+        case spaces.Box() if np.all(np.isneginf(space.low)) and np.all(np.isposinf(space.high)):
+            return lambda action: action.astype(space.dtype)
         case spaces.Box():
-            low, high, dtype = space.low, space.high, space.dtype
-            if np.all(np.isneginf(low)) and np.all(np.isposinf(high)):
-                return lambda action: action.astype(dtype, copy=False)
-            return lambda action: np.minimum(np.maximum(action, low), high).astype(dtype, copy=False)
-    return lambda action: action
+            low, high = space.low, space.high
+            return lambda action: np.minimum(np.maximum(action, low), high).astype(space.dtype, copy=False)
+    raise TypeError(f"no actions in {space}")

@@ -36,8 +36,7 @@ def collect(spec: tuple[str, Any], ends: tuple[Any, ...], count: int = 3) -> tup
     rows: list[dict[str, Any]] = []
     for _ in range(STEPS):
         step = vector.step(np.zeros(count, np.int64))
-        rows.append({"observation": observation, **step._asdict(), "next": step.observation})
-        rows[-1]["observation"] = observation
+        rows.append({**step._asdict(), "observation": observation, "next": step.observation})
         observation = step.observation
     finished = vector.episodes()
     vector.close()

@@ -76,15 +76,12 @@ def test_options_reach_the_environment(vectorizer: Any) -> None:
 
 
 def test_a_native_version_that_does_not_know_an_option_gives_way_to_sync(my_folder: Path) -> None:
-    gymnasium.register(
-        "Both-v0", "shoal.envs.testing:counting", vector_entry_point="my_simulator:vector", max_episode_steps=5
-    )
-    import_mine()
-    assert isinstance(envs.make("Both-v0", 1, seed=0, options={"lengths": (9,)})._vector, SyncVector)
-
-
-def import_mine() -> None:
-    envs.make("my_simulator:make", 1, seed=0)
+    gymnasium.register("Both-v0", "shoal.envs.testing:counting", vector_entry_point="shoal.envs.testing:CountingVector")
+    options = {"fail_at": None}
+    assert isinstance(envs.make("Both-v0", 1, seed=0)._vector, VectorEnv)
+    assert isinstance(envs.make("Both-v0", 1, seed=0, options=options)._vector, SyncVector)
+    with pytest.raises(UserError, match="does not take these options"):
+        envs.make("Both-v0", 1, seed=0, options=options, vectorizer="native")
 
 
 def test_a_native_version_with_another_autoreset_is_not_used(my_folder: Path) -> None:
@@ -119,6 +116,8 @@ def test_a_module_may_also_register_a_gymnasium_id(my_folder: Path) -> None:
         ("cartpole-v1", {}, "Did you mean CartPole-v1"),
         ("qqqq", {}, "module:factory"),
         ("what is this?", {}, "There is no environment"),
+        (":make", {}, "is no module:factory"),
+        ("my_simulator:", {}, "is no module:factory"),
         ("HalfCheetah-v2", {}, "gymnasium-robotics"),
         ("no_such_module:make", {}, "there is no module 'no_such_module'"),
         ("needs_more:make", {}, "a_package_nobody_has"),

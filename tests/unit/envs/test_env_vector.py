@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -131,6 +135,22 @@ def test_unbounded_continuous_actions_go_through() -> None:
     assert seen[0].tolist() == [1e6, -3]
 
 
+@pytest.mark.parametrize(
+    ("space", "dtype"),
+    [
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), np.float32),
+        (spaces.Box(-9, 9, (2,), np.float32), np.float32),
+        (spaces.MultiDiscrete([3, 3]), np.int64),
+    ],
+    ids=str,
+)
+def test_an_environment_that_writes_into_its_action_does_not_change_what_is_stored(space: Any, dtype: Any) -> None:
+    action = np.ones((2, 2), dtype)
+    for seen in seen_actions(space, action):
+        seen[:] = 0
+    assert np.array_equal(action, np.ones((2, 2)))
+
+
 def test_discrete_actions_are_counted_from_zero_whatever_the_environment_counts_from() -> None:
     space = spaces.Discrete(3, start=5)
     assert seen_actions(space, np.array([0, 2])) == [5, 7]
@@ -143,6 +163,23 @@ def test_multidiscrete_actions_are_counted_from_zero_too() -> None:
     assert np.array_equal(seen_actions(space, np.array([[0, 2], [1, 0]], np.int32)), [[1, 12], [2, 10]])
     vector = envs.make("sample_envs:sampled", 1, seed=0, options={"action": space})
     assert vector.action_space == spaces.MultiDiscrete([2, 3])
+
+
+def test_sub_processes_end_with_a_killed_parent() -> None:
+    code = (
+        "import multiprocessing, os, signal; from shoal import envs;"
+        "vector = envs.make('CartPole-v1', 3, seed=0, vectorizer='async'); vector.reset();"
+        "print(*[child.pid for child in multiprocessing.active_children()], flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [int(word) for word in parent.stdout.readline().split()]
+    assert len(children) == 3
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_native_cartpole_gives_what_gymnasium_gives() -> None:
