@@ -1,0 +1,42 @@
+"""Experience storage: tables of items over shared rows, with samplers, removers and limiters; usable by itself."""
+
+from __future__ import annotations
+
+from .description import Table
+from .errors import BadCheckpoint, ReplayClosed, ReplayTimeout
+from .frames import FrameStack
+from .limiters import MinSize, Queue, Quota, SamplesPerInsert, Stack
+from .messages import Block, Inserted, Items, Sample, Spans
+from .patterns import Appended, Pattern, rollout
+from .selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
+from .service import Replay
+from .writer import Writer
+
+__all__ = [
+    "Appended",
+    "BadCheckpoint",
+    "Block",
+    "Fifo",
+    "FrameStack",
+    "Inserted",
+    "Items",
+    "Lifo",
+    "MaxHeap",
+    "MinHeap",
+    "MinSize",
+    "Pattern",
+    "Prioritized",
+    "Queue",
+    "Quota",
+    "Replay",
+    "ReplayClosed",
+    "ReplayTimeout",
+    "Sample",
+    "SamplesPerInsert",
+    "Spans",
+    "Stack",
+    "Table",
+    "Uniform",
+    "Writer",
+    "rollout",
+]

@@ -1,0 +1,202 @@
+"""Where rows live: chunks of consecutive rows of one environment, shared by every item that refers to them.
+
+A store has one flat array per column. Row `t` of chunk `c` has the address `c * length + t` in each of them, and a
+chunk knows which one continues its stream, so that an item is an address and a length. Chunks are counted by the
+items and the streams that refer to them and are used again when nobody does, but not before every gather that began
+earlier is finished.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .memory import Memory
+from .messages import Array
+
+Schema = tuple[tuple[str, tuple[int, ...], str], ...]  # (column, shape of one row, dtype), by name
+
+
+def schema_of(columns: Mapping[str, Array]) -> Schema:
+    """The columns of [T, B, ...] arrays, without the two leading axes."""
+    return tuple((name, columns[name].shape[2:], columns[name].dtype.str) for name in sorted(columns))
+
+
+class Store:
+    """Chunks of all writers whose rows have the same columns."""
+
+    def __init__(self, schema: Schema, length: int, memory: Memory) -> None:
+        self.schema = schema
+        self.length = 1 << max(0, length - 1).bit_length()  # a power of two: addresses split by shift and mask
+        self.shift = self.length.bit_length() - 1
+        self.mask = self.length - 1
+        self.row_bytes = sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize for _, shape, kind in schema)
+        self.limit = max(2, memory.limit() // (max(self.row_bytes, 16) * self.length))  # in chunks
+        self.columns: dict[str, Array] = {}  # [rows, ...]
+        self.chunks: dict[str, Array] = {}  # [chunks, length, ...], the same memory
+        self.files: dict[str, int] = {}
+        for name, shape, kind in schema:
+            dtype = np.dtype(kind)
+            size = self.limit * self.length * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            mapping, descriptor = memory.reserve(size)
+            if descriptor is not None:
+                self.files[name] = descriptor
+            self.columns[name] = np.ndarray((self.limit * self.length, *shape), dtype, mapping)
+            self.chunks[name] = self.columns[name].reshape(self.limit, self.length, *shape)
+        self.references = np.zeros(self.limit, np.int32)
+        self.following = np.zeros(self.limit, np.int64)
+        self.fresh = 0  # chunks from here on were never used
+        self._free = np.empty(1024, np.int64)
+        self._free_count = 0
+        self._ticket = 0
+        self._open: dict[int, None] = {}
+        self._limbo: deque[tuple[int, Array]] = deque()
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "files", {}).values():
+            os.close(descriptor)
+
+    @property
+    def used(self) -> int:
+        """Chunks that are referred to, or wait for a gather to end."""
+        return self.fresh - self._free_count
+
+    def allocate(self, count: int) -> Array:
+        """`count` chunks with one reference each, ascending."""
+        from_free = min(count, self._free_count)
+        if self.fresh + count - from_free > self.limit:
+            raise MemoryError(
+                f"replay holds {self.used:,} chunks of {self.length} rows and there is room for {self.limit:,}; "
+                "lower the tables' capacity or give the service a directory on a larger disk"
+            )
+        self._free_count -= from_free
+        ids = self._free[self._free_count : self._free_count + from_free].copy()
+        if from_free < count:
+            fresh = np.arange(self.fresh, self.fresh + count - from_free)
+            self.fresh += len(fresh)
+            ids = np.concatenate([ids, fresh]) if from_free else fresh
+        ids.sort()
+        self.references[ids] = 1
+        return ids
+
+    def hold(self, chunks: Array) -> None:
+        np.add.at(self.references, chunks, 1)
+
+    def drop(self, chunks: Array) -> None:
+        """Take one reference from each (a chunk may occur several times); free those that have none left."""
+        np.subtract.at(self.references, chunks, 1)
+        unused = chunks[self.references[chunks] == 0]
+        if len(unused):
+            unused = np.unique(unused)
+            if self._open:
+                self._limbo.append((self._ticket, unused))
+            else:
+                self._release(unused)
+
+    def _release(self, ids: Array) -> None:
+        needed = self._free_count + len(ids)
+        if needed > len(self._free):
+            grown = np.empty(max(needed, 2 * len(self._free)), np.int64)
+            grown[: self._free_count] = self._free[: self._free_count]
+            self._free = grown
+        self._free[self._free_count : needed] = ids
+        self._free_count = needed
+
+    def begin_reading(self) -> int:
+        """A ticket: chunks freed from now on keep their contents until it is handed back."""
+        self._ticket += 1
+        self._open[self._ticket] = None
+        return self._ticket
+
+    def end_reading(self, ticket: int) -> None:
+        del self._open[ticket]
+        oldest = next(iter(self._open), self._ticket + 1)
+        while self._limbo and self._limbo[0][0] < oldest:
+            self._release(self._limbo.popleft()[1])
+
+    def chunks_of(self, start: Array, length: Array) -> Array:
+        """Every chunk that the items at these addresses refer to, once per item."""
+        first = start >> self.shift
+        crossing = (start & self.mask) + length > self.length
+        return np.concatenate([first, self.following[first[crossing]]])
+
+    def jumps(self, start: Array) -> Array:
+        """What to add to an address behind the end of an item's first chunk to land in the following one."""
+        first = start >> self.shift
+        jumps: Array = (self.following[first] - first - 1) << self.shift
+        return jumps
+
+
+@dataclass
+class Piece:
+    """Rows `rows` of a block go to places `places` of one chunk per environment."""
+
+    chunks: Array
+    places: slice
+    rows: slice
+
+
+class Streams:
+    """The environments of one writer: which chunks hold their newest rows, and how far those are filled."""
+
+    def __init__(self, store: Store, environments: int, first_row: int) -> None:
+        self.store = store
+        self.environments = environments
+        self.first_row = first_row  # rows before this one are not here
+        self.rows = first_row  # number of the next row
+        self._base = first_row  # row number of the first place of the first chunk held
+        self._held = np.empty((0, environments), np.int64)  # [chunks in order of time, environment]
+
+    def reserve(self, count: int) -> list[Piece]:
+        """Places for `count` more rows of every environment."""
+        store, pieces, done = self.store, [], 0
+        while done < count:
+            place = (self.rows - self._base) & store.mask
+            if self.rows == self._base + len(self._held) * store.length:
+                chunks = store.allocate(self.environments)
+                if len(self._held):
+                    store.following[self._held[-1]] = chunks
+                self._held = np.concatenate([self._held, chunks[None]])
+            step = min(count - done, store.length - place)
+            pieces.append(Piece(self._held[-1], slice(place, place + step), slice(done, done + step)))
+            done += step
+            self.rows += step
+        return pieces
+
+    def addresses(self, environment: Array, row: Array) -> Array:
+        """Where these rows of these environments are stored."""
+        place = row - self._base
+        chunk = self._held[place >> self.store.shift, environment]
+        addresses: Array = (chunk << self.store.shift) + (place & self.store.mask)
+        return addresses
+
+    def forget(self, window: int) -> None:
+        """Let go of chunks whose rows no later item can refer to."""
+        old = max(0, self.rows - window - self._base) >> self.store.shift
+        old = min(old, len(self._held) - 1)
+        if old > 0:
+            self.store.drop(self._held[:old].ravel())
+            self._held = self._held[old:]
+            self._base += old * self.store.length
+            self.first_row = max(self.first_row, self._base)
+
+    def close(self) -> None:
+        self.store.drop(self._held.ravel())
+        self._held = self._held[:0]
+
+    def chunks(self) -> Array:
+        return self._held.ravel()
+
+
+def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> None:
+    """Copy the rows of a block to their places. Needs no lock: no item refers to these places yet."""
+    for piece in pieces:
+        ids = piece.chunks
+        contiguous = ids[-1] - ids[0] == len(ids) - 1  # ascending, so the ends tell
+        target = slice(ids[0], ids[-1] + 1) if contiguous else ids
+        for name, values in columns.items():
+            store.chunks[name][target, piece.places] = values[piece.rows].swapaxes(0, 1)

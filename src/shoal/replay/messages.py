@@ -1,0 +1,115 @@
+"""What travels between writers, the service and readers: plain dataclasses of numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .views import View
+
+Array = npt.NDArray[Any]
+Columns = Mapping[str, Array]
+Layout = Literal["time", "batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Where items lie: each is `length` rows of one environment's stream, counted from row `start` of its writer.
+
+    The first `history` of those rows only serve frame stacks; the item proper begins after them.
+    """
+
+    environment: Array  # int [items]
+    start: Array  # int [items]
+    length: Array  # int [items]
+    history: Array  # int [items]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, which: Array) -> Spans:
+        return Spans(self.environment[which], self.start[which], self.length[which], self.history[which])
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """New items of one table, as a writer describes them."""
+
+    view: View  # how a sample of this table is formed out of rows
+    spans: Spans
+    priorities: Array  # float64 [items]
+    states: dict[str, Array] = field(default_factory=dict)  # "state/…" columns at each item's first row, [items, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One call of a writer: rows of all its environments and the items that they complete."""
+
+    writer: str
+    life: int  # rises when a writer of the same name starts again
+    sequence: int  # rises by one per call; a repeat is dropped
+    first_row: int  # number of the block's first row in the writer's streams
+    window: int  # the longest item of this writer, in rows
+    columns: dict[str, Array]  # [T, B, ...]
+    items: dict[str, Items]
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """What became of a block's items, per table."""
+
+    accepted: dict[str, int]
+    refused: dict[str, int]  # by a quota, or because their first rows were lost in a restart of the service
+    repeated: bool = False  # the block had been received before; nothing was done
+
+
+@dataclass(frozen=True)
+class Window:
+    """A column that is a slice of another array, so that what two columns share is gathered and sent once."""
+
+    source: str
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A batch: `data` in the asked layout, and about each item its key, probability, priority and times sampled."""
+
+    arrays: dict[str, Array]  # contiguous
+    keys: Array  # int64 [batch], given back to `update_priorities`
+    probabilities: Array  # float64 [batch], of drawing the item when it was drawn
+    priorities: Array  # float64 [batch]
+    times_sampled: Array  # int32 [batch], this time included
+    table_size: int
+    mass: float  # sum over the table of what the sampler draws in proportion to
+    layout: Layout = "time"
+    windows: dict[str, Window] = field(default_factory=dict)
+
+    @cached_property
+    def data(self) -> dict[str, Array]:
+        """Columns by name. Columns formed as windows share memory with each other: copy before writing to them."""
+        if not self.windows:
+            return self.arrays
+        sources = {window.source for window in self.windows.values()}
+        data = {name: array for name, array in self.arrays.items() if name not in sources}
+        for name, window in self.windows.items():
+            cut = (slice(None),) * window.axis + (slice(window.start, window.stop),)
+            data[name] = self.arrays[window.source][cut]
+        return data
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def importance_weights(self, beta: float) -> Array:
+        """(N·P)^(-beta) divided by the largest of this batch (Schaul 2016), float32 [batch]."""
+        weights: Array = (self.table_size * self.probabilities) ** -beta
+        scaled: Array = (weights / weights.max()).astype(np.float32)
+        return scaled

@@ -1,0 +1,71 @@
+"""The newest rows of a writer, kept on its side for states and priorities of items that are not complete yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .messages import Array, Spans
+
+
+class Recent:
+    """The last `window` rows of some columns, [rows, environments, ...] each."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._columns: dict[str, Array] = {}
+        self._first = 0  # row number at place 0
+        self._end = 0  # row number behind the last place that is filled
+
+    def append(self, columns: Mapping[str, Array], count: int) -> None:
+        """Add `count` rows; the columns are the same every time."""
+        filled = self._end - self._first
+        for name, values in columns.items():
+            column = self._columns.get(name)
+            if column is None or filled + count > len(column):
+                kept = 0 if column is None else min(filled, self._window)
+                grown = np.empty((max(4 * self._window, self._window + count), *values.shape[1:]), values.dtype)
+                if column is not None and len(grown) <= len(column):
+                    grown = column
+                if column is not None:
+                    grown[:kept] = column[filled - kept : filled].copy()
+                column = self._columns[name] = grown
+                place = kept
+            else:
+                place = filled
+            column[place : place + count] = values
+        self._end += count
+        if columns:
+            self._first = self._end - place - count
+
+    def at(self, name: str, environment: Array, row: Array) -> Array:
+        values: Array = self._columns[name][row - self._first, environment]
+        return values
+
+    def rows_of(self, spans: Spans, names: Sequence[str]) -> RecentRows:
+        return RecentRows(self._columns, names, spans, self._first)
+
+
+class RecentRows:
+    """The rows of new items, for a view to gather from as the service will."""
+
+    def __init__(self, columns: Mapping[str, Array], names: Sequence[str], spans: Spans, first: int) -> None:
+        self.names = names
+        self.length = spans.length
+        self.history = spans.history
+        self.count = len(spans)
+        self._columns = columns
+        self._environment = spans.environment
+        self._start = spans.start - first
+        self._environments = next(iter(columns.values())).shape[1]
+
+    def addresses(self, offsets: Array, trailing: int = 0) -> Array:
+        shape = (self.count,) + (1,) * trailing
+        row = self._start.reshape(shape) + offsets
+        addresses: Array = row * self._environments + self._environment.reshape(shape)
+        return addresses
+
+    def take(self, name: str, addresses: Array) -> Array:
+        column = self._columns[name]
+        return column.reshape(-1, *column.shape[2:])[addresses]

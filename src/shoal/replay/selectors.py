@@ -1,0 +1,301 @@
+"""Which item comes next, for sampling and for removing: uniform, prioritised, FIFO, LIFO, lowest or highest priority.
+
+The small classes a table is described with (`Uniform()`, `Prioritized(0.6)`, …) start a running selector that is told
+of every item that comes, goes or changes. There are two kinds: a *ranked* one has a definite order, a *drawn* one
+chooses at random. Both read the table's arrays of keys (negative where a slot is empty, rising with the order of
+insertion) and priorities.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from .messages import Array
+from .sumtree import SumTree
+
+
+class Running(ABC):
+    """A running selector; it is told of items after they came or changed, and before they go."""
+
+    @abstractmethod
+    def insert(self, slots: Array) -> None: ...
+
+    @abstractmethod
+    def remove(self, slots: Array) -> None: ...
+
+    @abstractmethod
+    def update(self, slots: Array) -> None: ...
+
+
+class Ranked(Running):
+    @abstractmethod
+    def first(self, count: int) -> Array:
+        """The `count` foremost slots in order, or all there are."""
+
+
+class Drawn(Running):
+    @abstractmethod
+    def draw(self, count: int, generator: np.random.Generator) -> Array:
+        """Independent slots, with replacement."""
+
+    @abstractmethod
+    def probabilities(self, slots: Array) -> Array: ...
+
+    @abstractmethod
+    def mass(self) -> float:
+        """What probabilities are relative to."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every item with the same probability."""
+
+    def start(self, keys: Array, priorities: Array) -> Drawn:
+        return _Members(len(keys))
+
+
+@dataclass(frozen=True)
+class Prioritized:
+    """With probability priority**exponent / sum; uniformly when every priority is zero."""
+
+    exponent: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.exponent < np.inf:
+            raise ValueError(f"Prioritized(exponent={self.exponent}) needs an exponent of 0 or more")
+
+    def start(self, keys: Array, priorities: Array) -> Drawn:
+        return _Weighted(self.exponent, keys, priorities)
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """The item inserted first."""
+
+    def start(self, keys: Array, priorities: Array) -> Ranked:
+        return _Oldest(len(keys))
+
+
+@dataclass(frozen=True)
+class Lifo:
+    """The item inserted last."""
+
+    def start(self, keys: Array, priorities: Array) -> Ranked:
+        return _Newest(len(keys))
+
+
+@dataclass(frozen=True)
+class MinHeap:
+    """The item of lowest priority; the oldest of equals."""
+
+    def start(self, keys: Array, priorities: Array) -> Ranked:
+        return _Extreme(1.0, keys, priorities)
+
+
+@dataclass(frozen=True)
+class MaxHeap:
+    """The item of highest priority; the oldest of equals."""
+
+    def start(self, keys: Array, priorities: Array) -> Ranked:
+        return _Extreme(-1.0, keys, priorities)
+
+
+Selector = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
+
+
+class _Members(Drawn):
+    """The occupied slots side by side; the last ones fill the holes that removal leaves."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = np.empty(slots, np.int32)
+        self._place = np.empty(slots, np.int32)
+        self._size = 0
+
+    def insert(self, slots: Array) -> None:
+        end = self._size + len(slots)
+        self._slots[self._size : end] = slots
+        self._place[slots] = np.arange(self._size, end)
+        self._size = end
+
+    def remove(self, slots: Array) -> None:
+        left = self._size - len(slots)
+        holes = self._place[slots]
+        in_tail = holes >= left
+        stays = np.ones(len(slots), bool)
+        stays[holes[in_tail] - left] = False
+        movers = self._slots[left : self._size][stays]
+        holes = holes[~in_tail]
+        self._slots[holes] = movers
+        self._place[movers] = holes
+        self._size = left
+
+    def update(self, slots: Array) -> None:
+        pass
+
+    def draw(self, count: int, generator: np.random.Generator) -> Array:
+        return self._slots[generator.integers(0, self._size, count)].astype(np.int64)
+
+    def probabilities(self, slots: Array) -> Array:
+        return np.full(len(slots), 1.0 / self._size)
+
+    def mass(self) -> float:
+        return float(self._size)
+
+
+class _Weighted(Drawn):
+    def __init__(self, exponent: float, keys: Array, priorities: Array) -> None:
+        self._exponent = exponent
+        self._keys = keys
+        self._priorities = priorities
+        self._tree = SumTree(len(keys))
+
+    def insert(self, slots: Array) -> None:
+        self._tree.set(slots, self._priorities[slots] ** self._exponent)
+
+    def update(self, slots: Array) -> None:
+        self.insert(slots)
+
+    def remove(self, slots: Array) -> None:
+        self._tree.set(slots, 0.0)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Array:
+        if self._tree.total > 0.0:
+            return self._tree.draw(count, generator)
+        return generator.choice(np.flatnonzero(self._keys >= 0), count)
+
+    def probabilities(self, slots: Array) -> Array:
+        total = self._tree.total
+        if total > 0.0:
+            return self._tree.leaves[slots] / total
+        return np.full(len(slots), 1.0 / np.count_nonzero(self._keys >= 0))
+
+    def mass(self) -> float:
+        return self._tree.total
+
+
+class _InOrder(Ranked):
+    """Slots in the order in which they were filled. A removed one stays in the list, marked, until an end passes it."""
+
+    def __init__(self, slots: int) -> None:
+        self._list = np.empty(2 * slots + 16, np.int32)
+        self._place = np.full(slots, -1, np.int32)  # where in the list, -1 when not there
+        self._head = 0
+        self._tail = 0
+
+    def insert(self, slots: Array) -> None:
+        if self._tail + len(slots) > len(self._list):
+            self._close_gaps()
+        end = self._tail + len(slots)
+        self._list[self._tail : end] = slots
+        self._place[slots] = np.arange(self._tail, end)
+        self._tail = end
+
+    def remove(self, slots: Array) -> None:
+        self._place[slots] = -1
+
+    def update(self, slots: Array) -> None:
+        pass
+
+    def _close_gaps(self) -> None:
+        slots = self._list[self._head : self._tail]
+        slots = slots[self._place[slots] == np.arange(self._head, self._tail)]
+        self._list[: len(slots)] = slots
+        self._place[slots] = np.arange(len(slots))
+        self._head, self._tail = 0, len(slots)
+
+
+class _Oldest(_InOrder):
+    def first(self, count: int) -> Array:
+        reach = count
+        while True:
+            end = min(self._tail, self._head + reach)
+            slots = self._list[self._head : end]
+            present = self._place[slots] == np.arange(self._head, end)
+            if present.all():
+                return slots.astype(np.int64)
+            found = np.flatnonzero(present)
+            if len(found) >= count or end == self._tail:
+                slots = slots[found[:count]].astype(np.int64)
+                self._head += int(found[0]) if len(found) else end - self._head
+                return slots
+            reach *= 2
+
+
+class _Newest(_InOrder):
+    def first(self, count: int) -> Array:
+        reach = count
+        while True:
+            begin = max(self._head, self._tail - reach)
+            slots = self._list[begin : self._tail]
+            present = self._place[slots] == np.arange(begin, self._tail)
+            found = np.flatnonzero(present)
+            if len(found) >= count or begin == self._head:
+                slots = slots[found[: -count - 1 : -1]].astype(np.int64)
+                self._tail = begin + int(found[-1]) + 1 if len(found) else begin
+                return slots
+            reach *= 2
+
+
+class _Extreme(Ranked):
+    """The foremost items by priority: a short list of candidates, formed anew from all items when it runs out.
+
+    Every item that is not a candidate ranks behind `_bound`, so a newcomer need only be compared with that. Forming the
+    list costs a pass over the table and pays for the next thousand or more choices.
+    """
+
+    def __init__(self, sign: float, keys: Array, priorities: Array) -> None:
+        self._sign = sign
+        self._keys = keys
+        self._priorities = priorities
+        self._candidates: list[Array] = []
+        self._count = 0
+        self._bound = (-np.inf, -1)  # value and key: equal values rank by age
+
+    def insert(self, slots: Array) -> None:
+        near = slots[self._within(slots)]
+        if len(near):
+            self._candidates.append(near)
+            self._count += len(near)
+            if self._count > 2 * len(self._keys):  # the same few changed over and over
+                self._collect(0)
+
+    def update(self, slots: Array) -> None:
+        self.insert(slots)
+
+    def remove(self, slots: Array) -> None:
+        pass  # an empty slot is recognised by its key
+
+    def first(self, count: int) -> Array:
+        slots = self._collect(count)
+        value = self._sign * self._priorities[slots]
+        return slots[np.lexsort((self._keys[slots], value))[:count]]
+
+    def _within(self, slots: Array) -> Array:
+        value, key = self._bound
+        values = self._sign * self._priorities[slots]
+        within: Array = (values < value) | ((values == value) & (self._keys[slots] <= key))
+        return within
+
+    def _collect(self, count: int) -> Array:
+        slots = np.unique(np.concatenate(self._candidates)) if self._candidates else np.empty(0, np.int64)
+        slots = slots[self._keys[slots] >= 0]
+        slots = slots[self._within(slots)]
+        enough = max(1024, 2 * count)
+        if len(slots) < count or len(slots) > 8 * enough:
+            slots = np.flatnonzero(self._keys >= 0)
+            values = self._sign * self._priorities[slots]
+            if len(slots) <= 2 * enough:
+                self._bound = (np.inf, np.iinfo(np.int64).max)
+            else:
+                value = float(np.partition(values, enough)[enough])
+                before = slots[values < value]
+                equal = slots[values == value]
+                equal = equal[np.argsort(self._keys[equal])[: enough - len(before)]]
+                self._bound = (value, int(self._keys[equal[-1]]) if len(equal) else -1)
+                slots = np.concatenate([before, equal])
+        self._candidates = [slots]
+        self._count = len(slots)
+        return slots

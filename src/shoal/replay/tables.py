@@ -1,0 +1,237 @@
+"""A running table: which items there are, in arrays, and the order in which they are sampled and removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .chunks import Store
+from .description import Table
+from .limiters import Counts
+from .messages import Array
+from .selectors import Drawn, Ranked
+from .views import View
+
+_EMPTY = -1
+
+
+@dataclass
+class Chosen:
+    """Sampled items, copied out of the table so that they may be removed from it."""
+
+    start: Array
+    length: Array
+    history: Array
+    keys: Array
+    priorities: Array
+    times_sampled: Array
+    probabilities: Array
+    states: dict[str, Array]
+
+
+class RunningTable:
+    """The items of one table. Not safe for threads by itself: the service holds its lock around every call."""
+
+    def __init__(self, table: Table, generator: np.random.Generator) -> None:
+        self.description = table
+        self.generator = generator
+        slots = table.slots
+        self.start = np.zeros(slots, np.int64)  # address of the first row
+        self.length = np.zeros(slots, np.int16)  # rows, the history for frame stacks included
+        self.history = np.zeros(slots, np.int16)
+        self.key = np.full(slots, _EMPTY, np.int64)  # number of the insert and slot, so a reused slot is told apart
+        self.times_sampled = np.zeros(slots, np.int32)
+        self.priority = np.zeros(slots)
+        self.states: dict[str, Array] = {}
+        self.wanted = frozenset(table.signature or ())  # columns of a sample; all when empty
+        self.store: Store | None = None
+        self.view: View | None = None
+        self.limiter = table.limiter.start()
+        self.counts = Counts()
+        self.deletes = 0
+        self.refused = 0  # items that a quota turned away or whose rows were lost
+        self.stale_updates = 0  # priorities for items that were gone
+        self.uses_left = 0  # samples that remain before max_times_sampled removes everything
+        self._bits = max(1, (slots - 1).bit_length())
+        self._fresh = 0  # slots from here on were never used
+        self._free = np.empty(slots, np.int32)
+        self._free_count = 0
+        self.sampler: Ranked | Drawn = table.sampler.start(self.key, self.priority)
+        same = table.remover == table.sampler
+        self.remover: Ranked | Drawn = self.sampler if same else table.remover.start(self.key, self.priority)
+        self._selectors = [self.sampler] if same else [self.sampler, self.remover]
+
+    @property
+    def size(self) -> int:
+        return self.counts.size
+
+    def live(self) -> Array:
+        """Occupied slots."""
+        return np.flatnonzero(self.key[: self._fresh] != _EMPTY)
+
+    def bind(self, view: View, store: Store, states: dict[str, Array]) -> None:
+        """Fix what the items of this table are like, as the first ones say."""
+        if self.view is None:
+            self.view, self.store = view, store
+            for name, values in states.items():
+                self.states[name] = np.zeros((len(self.key), *values.shape[1:]), values.dtype)
+
+    # Inserting
+
+    def room(self, count: int) -> int:
+        """How many of `count` newcomers fit in one go."""
+        return min(count, self.description.capacity)
+
+    def insert(self, start: Array, length: Array, history: Array, priority: Array, states: dict[str, Array]) -> Array:
+        """Add items (at most `room`), removing others first where there is no space; their keys."""
+        count = len(start)
+        if self.size + count > self.description.slots:
+            self.shrink(self.description.capacity - count)
+        slots = self._take_slots(count)
+        self.start[slots] = start
+        self.length[slots] = length
+        self.history[slots] = history
+        self.priority[slots] = priority
+        self.times_sampled[slots] = 0
+        keys = (np.arange(self.counts.inserts, self.counts.inserts + count) << self._bits) | slots
+        self.key[slots] = keys
+        for name, values in states.items():
+            self.states[name][slots] = values
+        for selector in self._selectors:
+            selector.insert(slots)
+        self.counts.size += count
+        self.counts.inserts += count
+        self.uses_left += count * self.description.max_times_sampled
+        if self.store is not None:
+            self.store.hold(self.store.chunks_of(start, length))
+        return keys
+
+    def _take_slots(self, count: int) -> Array:
+        used = min(count, self._free_count)
+        self._free_count -= used
+        slots = self._free[self._free_count : self._free_count + used].astype(np.int64)
+        if used < count:
+            fresh = np.arange(self._fresh, self._fresh + count - used)
+            self._fresh += len(fresh)
+            slots = np.concatenate([slots, fresh]) if used else fresh
+        return slots
+
+    # Removing
+
+    def shrink(self, size: int) -> Array:
+        """Let the remover take items until `size` are left; the keys of those removed."""
+        gone: list[Array] = []
+        while self.size > size:
+            wanted = self.size - size
+            if isinstance(self.remover, Drawn):
+                slots = np.unique(self.remover.draw(wanted, self.generator))
+            else:
+                slots = self.remover.first(wanted)
+            gone.append(self.delete(slots))
+        return np.concatenate(gone) if gone else np.empty(0, np.int64)
+
+    def delete(self, slots: Array) -> Array:
+        """Remove the items in these slots (each named once); their keys."""
+        keys = self.key[slots]
+        if self.store is not None:
+            self.store.drop(self.store.chunks_of(self.start[slots], self.length[slots]))
+        for selector in self._selectors:
+            selector.remove(slots)
+        self.key[slots] = _EMPTY
+        self._free[self._free_count : self._free_count + len(slots)] = slots
+        self._free_count += len(slots)
+        self.counts.size -= len(slots)
+        self.deletes += len(slots)
+        limit = self.description.max_times_sampled
+        if limit:
+            self.uses_left -= int((limit - self.times_sampled[slots]).sum())
+        return keys
+
+    # Sampling
+
+    def available(self) -> int:
+        """How many samples the items that are there can give."""
+        if self.description.max_times_sampled:
+            return self.uses_left
+        return np.iinfo(np.int64).max if self.size else 0
+
+    def sample(self, count: int) -> Chosen:
+        """`count` items (at most `available`), as if drawn one by one: one at its limit is not drawn again."""
+        pieces = [self._sample(count)]
+        while (missing := count - sum(len(piece.keys) for piece in pieces)) > 0:
+            pieces.append(self._sample(missing))
+        self.counts.samples += count
+        return pieces[0] if len(pieces) == 1 else _join(pieces)
+
+    def _sample(self, count: int) -> Chosen:
+        limit = self.description.max_times_sampled
+        if isinstance(self.sampler, Drawn):
+            slots = self.sampler.draw(count, self.generator)
+            if limit:
+                slots = slots[_occurrence(slots) < limit - self.times_sampled[slots]]
+            probabilities = self.sampler.probabilities(slots)
+        else:
+            slots = self.sampler.first(min(count, self.size) if limit else 1)
+            if limit != 1:
+                slots = np.repeat(slots, limit - self.times_sampled[slots] if limit else count)[:count]
+            probabilities = np.ones(len(slots))
+        np.add.at(self.times_sampled, slots, 1)
+        chosen = Chosen(
+            start=self.start[slots],
+            length=self.length[slots].astype(np.int64),
+            history=self.history[slots].astype(np.int64),
+            keys=self.key[slots],
+            priorities=self.priority[slots],
+            times_sampled=self.times_sampled[slots],
+            probabilities=probabilities,
+            states={name: values[slots] for name, values in self.states.items()},
+        )
+        if limit:
+            self.uses_left -= len(slots)
+            worn = slots[chosen.times_sampled >= limit]
+            if len(worn):
+                self.delete(worn if limit == 1 else np.unique(worn))
+        return chosen
+
+    def mass(self) -> float:
+        """What the sampler's probabilities are relative to."""
+        return self.sampler.mass() if isinstance(self.sampler, Drawn) else float(self.size)
+
+    # Priorities
+
+    def find(self, keys: Array) -> Array:
+        """Slots of these keys, -1 where the item is gone."""
+        slots = keys & ((1 << self._bits) - 1)
+        there = (keys >= 0) & (slots < len(self.key))
+        slots = np.where(there, slots, 0)
+        return np.where(there & (self.key[slots] == keys), slots, -1)
+
+    def update(self, keys: Array, priorities: Array) -> Array:
+        """Set priorities; keys of the items that were still there."""
+        slots = self.find(keys)
+        there = slots >= 0
+        slots = slots[there]
+        self.priority[slots] = priorities[there]
+        for selector in self._selectors:
+            selector.update(slots)
+        self.stale_updates += len(keys) - len(slots)
+        return keys[there]
+
+
+def _occurrence(values: Array) -> Array:
+    """How often each value came before in the array."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    group = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    counts = np.diff(np.r_[group, len(values)])
+    occurrence = np.empty(len(values), np.int64)
+    occurrence[order] = np.arange(len(values)) - np.repeat(group, counts)
+    return occurrence
+
+
+def _join(pieces: list[Chosen]) -> Chosen:
+    fields = ("start", "length", "history", "keys", "priorities", "times_sampled", "probabilities")
+    arrays = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in fields}
+    states = {name: np.concatenate([piece.states[name] for piece in pieces]) for name in pieces[0].states}
+    return Chosen(**arrays, states=states)

@@ -1,0 +1,196 @@
+"""How rows become a batch: the whole item, or an n-step transition reduced from it.
+
+A view is part of a table's items: the writer's pattern names it, the service gathers with it. A view of your own is a
+dataclass with the two members of `View`, importable where the service runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .. import buffers
+from .chunks import Store
+from .frames import Padding, stack_positions
+from .messages import Array, Layout, Window
+
+Gathered = tuple[dict[str, Array], dict[str, Window]]  # contiguous arrays, and columns that are slices of them
+
+
+class View(Protocol):
+    @property
+    def timed(self) -> bool: ...  # whether gathered columns have a time axis
+    def gather(self, rows: Rows, layout: Layout) -> Gathered: ...
+
+
+class Rows(Protocol):
+    """The rows of a batch's items. Offsets count from an item's first row, the history for frame stacks included."""
+
+    names: Sequence[str]
+    length: Array  # int64 [items], history included
+    history: Array  # int64 [items]
+    count: int
+
+    def addresses(
+        self, offsets: Array, trailing: int = 0
+    ) -> Array: ...  # the items' axis has `trailing` axes behind it
+    def take(self, name: str, addresses: Array) -> Array: ...  # [*addresses.shape, ...]
+
+
+class StoredRows:
+    """Rows in a store."""
+
+    def __init__(self, store: Store, names: Sequence[str], start: Array, length: Array, history: Array) -> None:
+        self.names = names
+        self.length = length
+        self.history = history
+        self.count = len(start)
+        self._store = store
+        self._start = start
+        self._place = start & store.mask
+        self._crosses = bool((self._place + length > store.length).any())
+        if self._crosses:
+            self._jumps = store.jumps(start)
+
+    def addresses(self, offsets: Array, trailing: int = 0) -> Array:
+        shape = (self.count,) + (1,) * trailing
+        addresses: Array = self._start.reshape(shape) + offsets
+        if self._crosses:
+            beyond = self._place.reshape(shape) + offsets >= self._store.length
+            addresses += beyond * self._jumps.reshape(shape)
+        return addresses
+
+    def take(self, name: str, addresses: Array) -> Array:
+        column = self._store.columns[name]
+        out = buffers.empty(addresses.shape + column.shape[1:], column.dtype)
+        # "clip" because addresses are right by construction, and it is 3x faster than checking each
+        return np.take(column, addresses, axis=0, out=out, mode="clip")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All rows of an item, [rows, batch, ...] or [batch, rows, ...].
+
+    With `masked`, items may be shorter: the rest is zeros, and the bool column "mask" is True on rows that exist.
+    """
+
+    rows: int
+    masked: bool = False
+    stack: tuple[tuple[str, int], ...] = ()
+    padding: Padding = "repeat"
+
+    @property
+    def timed(self) -> bool:
+        return True
+
+    def gather(self, rows: Rows, layout: Layout) -> Gathered:
+        steps = np.arange(self.rows)
+        history, lengths = rows.history, rows.length - rows.history
+        trailing = 0 if layout == "time" else 1
+        steps = steps[:, None] if layout == "time" else steps[None, :]
+        if trailing:
+            history, lengths = history[:, None], lengths[:, None]
+        mask = np.broadcast_to(steps < lengths, _shape(layout, self.rows, rows.count))
+        ragged = self.masked and not mask.all()
+        position = np.minimum(steps, lengths - 1) if ragged else steps
+        addresses = rows.addresses(position + history, trailing)
+        data = {name: rows.take(name, addresses) for name in rows.names if name not in dict(self.stack)}
+        for name, count in self.stack:
+            first = self._episode_starts(data["valid"], position, history, layout)
+            taken, padded = stack_positions(np.broadcast_to(position, mask.shape), first, count)
+            data[name] = rows.take(name, rows.addresses(taken + history[..., None], trailing + 1))
+            if self.padding == "zero":
+                data[name][padded] = 0
+        if ragged:
+            for array in data.values():
+                array[~mask] = 0
+        if self.masked:
+            data["mask"] = np.ascontiguousarray(mask)
+        return data, {}
+
+    def _episode_starts(self, valid: Array, position: Array, history: Array, layout: Layout) -> Array:
+        """Row at which each row's episode begins, counted from the item's first; negative when within its history."""
+        axis = 0 if layout == "time" else 1
+        behind = np.roll(valid, 1, axis)
+        edge = (slice(None),) * axis + (0,)
+        behind[edge] = True
+        starts = np.where(behind, -history, position)
+        return np.maximum.accumulate(starts, axis)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """An n-step transition, [batch, ...]: every column at the first row, and the columns `following` n rows later.
+
+    "reward" is the discounted sum, "discount" the product of discounts (0 after a termination). Near an episode's end
+    n is smaller and the following observation is the episode's final one.
+    """
+
+    n: int
+    discount: float
+    following: tuple[str, ...] = ("observation",)
+    stack: tuple[tuple[str, int], ...] = ()
+    padding: Padding = "repeat"
+
+    @property
+    def timed(self) -> bool:
+        return False
+
+    def gather(self, rows: Rows, layout: Layout) -> Gathered:
+        first, last = rows.history, rows.length - 1
+        taken = last - first  # transitions that are summed
+        at_first = rows.addresses(first)
+        at_last = rows.addresses(last)
+        before_last = at_first if self.n == 1 else rows.addresses(last - 1)
+        data: dict[str, Array] = {}
+        windows: dict[str, Window] = {}
+        stack = dict(self.stack)
+        for name in rows.names:
+            if name in ("valid", "terminated"):
+                continue
+            follows = name.split("/", 1)[0] in self.following
+            if name in stack:
+                self._stacked(rows, name, stack[name], follows, data, windows)
+            elif name == "reward":
+                data[name] = rows.take(name, at_first) if self.n == 1 else self._rewards(rows, taken)
+            else:
+                data[name] = rows.take(name, at_first)
+                if follows:
+                    data[f"next_{name}"] = rows.take(name, at_last)
+        going_on = ~rows.take("terminated", before_last)
+        powers = (self.discount ** np.arange(self.n + 1)).astype(np.float32)
+        data["discount"] = powers[taken] * going_on
+        return data, windows
+
+    def _rewards(self, rows: Rows, taken: Array) -> Array:
+        steps = np.arange(self.n)[:, None]
+        rewards = rows.take("reward", rows.addresses(np.minimum(steps, taken - 1) + rows.history))
+        weights = (self.discount**steps).astype(rewards.dtype) * (steps < taken)
+        summed: Array = np.einsum("tb...,tb->b...", rewards, weights)
+        return summed
+
+    def _stacked(
+        self, rows: Rows, name: str, count: int, follows: bool, data: dict[str, Array], windows: dict[str, Window]
+    ) -> None:
+        if follows and self.n == 1:  # the two stacks share all frames but one: gather them once
+            taken, padded = stack_positions(rows.history + 1, 0, count + 1)
+            frames = f"{name}|frames"
+            data[frames] = rows.take(name, rows.addresses(taken, 1))
+            if self.padding == "zero":
+                data[frames][padded] = 0
+            windows[name] = Window(frames, 1, 0, count)
+            windows[f"next_{name}"] = Window(frames, 1, 1, count + 1)
+            return
+        for target, position in ((name, rows.history), (f"next_{name}", rows.length - 1)):
+            if target == name or follows:
+                taken, padded = stack_positions(position, 0, count)
+                data[target] = rows.take(name, rows.addresses(taken, 1))
+                if self.padding == "zero":
+                    data[target][padded] = 0
+
+
+def _shape(layout: Layout, steps: int, count: int) -> tuple[int, int]:
+    return (steps, count) if layout == "time" else (count, steps)

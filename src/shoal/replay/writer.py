@@ -1,0 +1,205 @@
+"""The writing side: a writer per actor takes blocks of rows of all its environments and sends them with their items."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from .checks import check_priorities, check_rows
+from .messages import Array, Block, Columns, Inserted, Items, Spans
+from .patterns import Appended, Pattern
+from .recent import Recent
+
+Priority = float | Callable[[dict[str, Array]], Array]
+Priorities = Priority | Mapping[str, Priority] | None
+
+
+class Receiver(Protocol):
+    """What a writer needs of the service, or of a client to it."""
+
+    def insert(self, block: Block, timeout: float | None = None) -> Inserted: ...
+    def forget_writer(self, name: str) -> None: ...
+
+
+class Writer:
+    """Turns the rows of an actor's environments into items of tables.
+
+    `patterns` says, per table, which rows make an item. Every `append` is one call to the service; with `rows` above
+    1, small appends are collected until there are that many. `priority_columns` are the columns that a priority
+    function reads; those that are also `transient` are not stored. A writer that replaces one of the same `name` lets
+    the service drop what it kept for the old one.
+    """
+
+    def __init__(
+        self,
+        replay: Receiver,
+        patterns: Mapping[str, Pattern],
+        *,
+        name: str | None = None,
+        rows: int = 1,
+        priority_columns: Iterable[str] = (),
+        transient: Iterable[str] = (),
+    ) -> None:
+        if not patterns:
+            raise ValueError("a writer needs a pattern for at least one table")
+        self.name = name or uuid.uuid4().hex
+        self._life = time.time_ns()
+        self._replay = replay
+        self._patterns = dict(patterns)
+        self._window = max(pattern.rows for pattern in self._patterns.values())
+        self._rows = rows
+        self._priority_columns = tuple(priority_columns)
+        self._transient = frozenset(transient)
+        self._sequence = 0
+        self._next_row = 0  # number of the next row that is appended
+        self._next_position: Array | None = None  # of each environment's next row in its episode
+        self._recent = Recent(self._window)
+        self._blocks: list[dict[str, Array]] = []  # appended and not yet sent
+        self._items: dict[str, list[Items]] = {}
+        self._first_unsent = 0
+        self._unsent: Block | None = None  # sent without an answer
+
+    def append(self, columns: Columns, priorities: Priorities = None, *, timeout: float | None = None) -> Inserted:
+        """Add rows: columns [T, B, ...] of the stream format, "state/…" being the recurrent state before each row.
+
+        `priorities` of the items that these rows complete: a number (1 by default), a function of the columns as a
+        sample gives them ([time, items, ...]) that returns one priority per item, or one of both per table. After a
+        ReplayTimeout the rows are kept; `flush` or the next `append` goes on with them.
+        """
+        count, environments = check_rows(columns)
+        items = self._items_of(columns, count, environments, priorities)
+        stored = {
+            name: values
+            for name, values in columns.items()
+            if not name.startswith("state/") and name not in self._transient
+        }
+        for table, new in items.items():
+            self._items.setdefault(table, []).append(new)
+        waiting = self._next_row - self._first_unsent
+        if waiting < self._rows:
+            stored = {name: values.copy() for name, values in stored.items()}  # the caller may use its arrays again
+        self._blocks.append(stored)
+        return self.flush(timeout=timeout) if waiting >= self._rows else Inserted({}, {})
+
+    def flush(self, *, timeout: float | None = None) -> Inserted:
+        """Send what was collected or what a timeout left, and wait for it to be accepted."""
+        results = []
+        if self._unsent is not None:
+            results.append(self._send(self._unsent, timeout))
+        if self._blocks:
+            columns = self._blocks[0]
+            if len(self._blocks) > 1:
+                columns = {name: np.concatenate([block[name] for block in self._blocks]) for name in columns}
+            items = {table: _join(parts) for table, parts in self._items.items()}
+            block = Block(self.name, self._life, self._sequence, self._first_unsent, self._window, columns, items)
+            self._sequence += 1
+            self._blocks, self._items, self._first_unsent = [], {}, self._next_row
+            results.append(self._send(block, timeout))
+        return results[-1] if results else Inserted({}, {})
+
+    def close(self) -> None:
+        """Send what is left and let the service drop the rows that it kept for unfinished items."""
+        self.flush()
+        self._replay.forget_writer(self.name)
+
+    def _send(self, block: Block, timeout: float | None) -> Inserted:
+        self._unsent = block
+        try:
+            result = self._replay.insert(block, timeout)
+        except Exception:
+            self._unsent = replace(block, columns={name: values.copy() for name, values in block.columns.items()})
+            raise
+        self._unsent = None
+        return result
+
+    def _items_of(self, columns: Columns, count: int, environments: int, priorities: Priorities) -> dict[str, Items]:
+        """The items that these rows complete, per table."""
+        valid = columns.get("valid")
+        if valid is None:
+            valid = np.ones((count, environments), bool)
+        if self._next_position is None:
+            self._next_position = np.zeros(environments, np.int64)
+        if len(self._next_position) != environments:
+            raise ValueError(
+                f"these rows are of {environments} environments and the ones before of {len(self._next_position)}; "
+                "open a new writer when their number changes"
+            )
+        position, following = _positions(valid, self._next_position)
+        kept = {name: values for name, values in columns.items() if self._keeps(name)}
+        self._recent.append({**kept, _POSITION: position}, count)
+        self._next_position = following
+        first_row, self._next_row = self._next_row, self._next_row + count
+        block = Appended(first_row, valid, position, self._position_of)
+        states = [name for name in columns if name.startswith("state/")]
+        items = {}
+        for table, pattern in self._patterns.items():
+            spans = pattern.spans(block)
+            row = spans.start + spans.history
+            items[table] = Items(
+                view=pattern.view,
+                spans=spans,
+                priorities=self._priorities_of(table, pattern, spans, priorities),
+                states={name: self._recent.at(name, spans.environment, row) for name in states},
+            )
+        return items
+
+    def _keeps(self, name: str) -> bool:
+        if name.startswith("state/"):
+            return True
+        return bool(self._priority_columns) and (name in self._priority_columns or name in _ALWAYS_READ)
+
+    def _position_of(self, environment: Array, row: Array) -> Array:
+        return self._recent.at(_POSITION, environment, row)
+
+    def _priorities_of(self, table: str, pattern: Pattern, spans: Spans, given: Priorities) -> Array:
+        rule = given.get(table) if isinstance(given, Mapping) else given
+        if not callable(rule):
+            priorities = np.full(len(spans), 1.0 if rule is None else rule, np.float64)
+        elif not len(spans):
+            priorities = np.empty(0)
+        else:
+            names = tuple(dict.fromkeys((*self._priority_columns, *_ALWAYS_READ)))
+            data, _ = pattern.view.gather(self._recent.rows_of(spans, names), "time")
+            priorities = np.asarray(rule(data), np.float64)
+            if priorities.shape != (len(spans),):
+                raise ValueError(
+                    f"the priority function for table {table!r} gave shape {priorities.shape} for {len(spans)} items"
+                )
+        check_priorities(table, priorities)
+        return priorities
+
+
+_POSITION = "position in episode"
+_ALWAYS_READ = ("reward", "terminated", "valid")  # what views need besides the columns asked for
+
+
+def _positions(valid: Array, next_position: Array) -> tuple[Array, Array]:
+    """Each row's place in its episode [T, B], and that of the row to come [B]."""
+    count = len(valid)
+    steps = np.arange(count)[:, None]
+    if valid.all():
+        return next_position + steps, next_position + count
+    last_end = np.empty((count + 1, valid.shape[1]), np.int64)  # newest row before this one that ended an episode
+    last_end[0] = -1 - next_position
+    last_end[1:] = np.where(valid, np.iinfo(np.int64).min, steps)
+    np.maximum.accumulate(last_end, axis=0, out=last_end)
+    return steps - 1 - last_end[:-1], count - 1 - last_end[-1]
+
+
+def _join(parts: list[Items]) -> Items:
+    if len(parts) == 1:
+        return parts[0]
+    spans = [part.spans for part in parts]
+    joined = Spans(
+        *(
+            np.concatenate([getattr(span, name) for span in spans])
+            for name in ("environment", "start", "length", "history")
+        )
+    )
+    states = {name: np.concatenate([part.states[name] for part in parts]) for name in parts[0].states}
+    return Items(parts[0].view, joined, np.concatenate([part.priorities for part in parts]), states)
