@@ -1,3 +1,30 @@
 """Shoal: distributed deep reinforcement learning, from one laptop to a cluster."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.errors import UserError
+    from shoal.experiment.options import Result
+    from shoal.experiment.training import train
+    from shoal.runtime.supervise import RunFailed
+
 __version__ = "0.1.0"
+__all__ = ["Result", "RunFailed", "UserError", "__version__", "train"]
+
+_WHERE = {
+    "train": "shoal.experiment.training",
+    "Result": "shoal.experiment.options",
+    "UserError": "shoal.errors",
+    "RunFailed": "shoal.runtime.supervise",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported on first use: `import shoal` itself costs nothing, which every process of a run pays."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_WHERE[name]), name)

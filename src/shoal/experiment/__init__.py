@@ -1,1 +1,1 @@
-""""""
+"""Experiments: run directory, stop rules, live view, summary, plots, and the options of the command line."""

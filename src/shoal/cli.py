@@ -1,0 +1,313 @@
+"""The `shoal` command.
+
+Nothing heavy is imported before it is needed: the first thing that `shoal train` does is to start the process that
+imports torch for the nodes, on the other core.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shoal
+from shoal.config import apply_preset, did_you_mean
+from shoal.errors import UserError
+from shoal.experiment.arguments import HELP, parse, peek
+
+if TYPE_CHECKING:
+    from shoal.envs import EnvSpec
+    from shoal.experiment.options import Options
+    from shoal.experiment.registry import Algorithm
+
+OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+OVERVIEW = """\
+usage: shoal COMMAND …
+
+  shoal train ALGORITHM --env ENV        train until solved, or until a stop rule is met
+  shoal eval RUN                         play a trained policy again, from its run directory
+  shoal plot RUN...                      draw runs, with mean and spread over seeds
+  shoal algorithms                       what can be trained with
+  shoal bench throughput ALGORITHM       steps per second of the same program
+  shoal bench replay                     items per second of the replay service
+  shoal --version
+
+Every command has --help. The quickest start: shoal train impala --env CartPole-v1"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    started = time.monotonic() - _age()
+    for variable in THREADS:  # before numpy and torch are imported: a run has many processes, each with one thread
+        os.environ.setdefault(variable, "1")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _dispatch(words, started)
+    except UserError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        _cool()
+
+
+def _dispatch(words: Sequence[str], started: float) -> int:
+    commands: dict[str, Callable[[Sequence[str], float], int]] = {
+        "train": _train,
+        "eval": _eval,
+        "plot": _plot,
+        "algorithms": _algorithms,
+        "bench": _bench,
+    }
+    if not words or words[0] in (*HELP, "help"):
+        print(OVERVIEW)
+        return OK
+    if words[0] == "--version":
+        print(f"shoal {shoal.__version__}")
+        return OK
+    if words[0] not in commands:
+        raise UserError(f"There is no command {words[0]}: see shoal --help.{did_you_mean(words[0], commands)}")
+    return commands[words[0]](words[1:], started)
+
+
+# ---- train -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How results are told."""
+
+    json: bool = False  # progress goes to stderr; the last line of stdout is one JSON object
+
+
+def _train(words: Sequence[str], started: float) -> int:
+    name, words = _algorithm("train", words)
+    _warm(words)
+    from shoal.experiment.options import Options
+
+    algorithm, env, parsed = _configure("train", name, words, {"output": Output(), "run": Options()})
+    from shoal.experiment import view
+    from shoal.experiment.training import Experiment, summary
+    from shoal.runtime import RunFailed
+
+    as_json = parsed["output"].json
+    experiment = Experiment(name, algorithm, parsed["config"], env, parsed["run"], started)
+    result, failure = experiment.run(view.choose(quiet=False, json=as_json))
+    if failure is not None:
+        if isinstance(failure, RunFailed) and failure.traceback:
+            print(failure.traceback.rstrip(), file=sys.stderr)
+        print(f"shoal: {failure}", file=sys.stderr)
+    print("\n".join(summary(result)), file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        _print_json(result.as_dict())
+    return ERROR if failure is not None else result.exit_code
+
+
+def _algorithm(command: str, words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The algorithm's name, which is the first word, and the rest."""
+    from shoal.experiment import registry
+
+    if not words or words[0] in HELP:
+        known = "\n".join(f"  {name:10} {registry.description(name)}" for name in registry.names())
+        print(
+            f"usage: shoal {command} ALGORITHM [OPTIONS]\n\n{known}\n\nshoal {command} ALGORITHM --help shows options."
+        )
+        raise SystemExit(OK if words else USAGE)
+    if words[0].startswith("-"):
+        raise UserError(f"shoal {command} needs an algorithm first: shoal {command} impala {' '.join(words)}")
+    registry.check_name(words[0])
+    return words[0], words[1:]
+
+
+def _configure(
+    command: str, name: str, words: Sequence[str], others: dict[str, Any]
+) -> tuple[Algorithm, EnvSpec, dict[str, Any]]:
+    """The algorithm, its environment, and the finished config: defaults, then the preset, then what was typed."""
+    from shoal.experiment import registry
+    from shoal.experiment.training import describe_env
+
+    algorithm = registry.load(name)
+    chosen = {key: value for key in ("env", "preset", "vectorizer") if (value := peek(words, key)) is not None}
+    chosen = {key: value for key, value in chosen.items() if hasattr(algorithm.Config, key)}
+    config = algorithm.Config(**chosen)
+    env = describe_env(config)
+    config = apply_preset(config, algorithm.PRESETS, env.kind)
+    description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
+    parsed = parse({"config": config, **others}, words, f"shoal {command} {name}", description)
+    return algorithm, env, parsed
+
+
+# ---- the other commands ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    episodes: int = 50
+    seed: int | None = None  # drawn anew when none is given
+    json: bool = False
+
+
+def _eval(words: Sequence[str], started: float) -> int:
+    runs, words = _split(words)
+    options: EvalOptions = parse({"eval": EvalOptions()}, words, "shoal eval", "Play a trained policy again.")["eval"]
+    if len(runs) != 1:
+        raise UserError("shoal eval needs one run directory: shoal eval runs/NAME [--episodes N] [--json]")
+    from shoal.experiment.evaluation import evaluate_run
+
+    found = evaluate_run(Path(runs[0]), options.episodes, options.seed)
+    if options.json:
+        _print_json(dataclasses.asdict(found))
+    else:
+        print(
+            f"{found.algorithm} on {found.env}: {found.eval_return:,.1f} ± {found.spread:.1f} over {found.episodes} "
+            f"fresh greedy episodes (lowest {found.lowest:,.1f}, highest {found.highest:,.1f}, seed {found.seed})"
+        )
+    return OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotOptions:
+    output: str = "curve.png"
+
+
+def _plot(words: Sequence[str], started: float) -> int:
+    runs, words = _split(words)
+    options: PlotOptions = parse({"plot": PlotOptions()}, words, "shoal plot", "Draw runs.")["plot"]
+    if not runs:
+        raise UserError("shoal plot needs run directories: shoal plot runs/A runs/B [--output curve.png]")
+    from shoal.experiment.plots import draw
+
+    try:
+        labels = draw([Path(run) for run in runs], Path(options.output))
+    except OSError as error:
+        raise UserError(f"{options.output} cannot be written ({error.strerror}): give another --output.") from None
+    print(f"{', '.join(labels)} → {options.output}")
+    return OK
+
+
+def _algorithms(words: Sequence[str], started: float) -> int:
+    if words and words[0] not in HELP:
+        raise UserError(f"shoal algorithms takes no arguments, not {' '.join(words)}.")
+    from shoal.experiment import registry
+
+    for name in registry.names():
+        print(f"{name:10} {registry.description(name)}")
+    return OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    seconds: float = 10.0  # measured, after the warm-up
+    repeat: int = 1  # runs; their median counts
+    json: bool = False
+
+
+def _bench(words: Sequence[str], started: float) -> int:
+    kinds: dict[str, Callable[[Sequence[str]], int]] = {"throughput": _bench_throughput, "replay": _bench_replay}
+    if not words or words[0] in HELP:
+        print("usage: shoal bench throughput ALGORITHM [OPTIONS]\n       shoal bench replay [OPTIONS]")
+        return OK if words else USAGE
+    if words[0] not in kinds:
+        raise UserError(
+            f"There is no benchmark {words[0]}: choose throughput or replay.{did_you_mean(words[0], kinds)}"
+        )
+    return kinds[words[0]](words[1:])
+
+
+def _bench_throughput(words: Sequence[str]) -> int:
+    name, words = _algorithm("bench throughput", words)
+    _warm(words)
+    from shoal.experiment.options import Options
+
+    others = {"bench": BenchOptions(), "run": Options()}
+    algorithm, env, parsed = _configure("bench throughput", name, words, others)
+    from shoal.experiment.throughput import Measurement, throughput
+    from shoal.runtime import RunFailed
+
+    bench: BenchOptions = parsed["bench"]
+    options: Options = parsed["run"]
+    if bench.repeat < 1 or bench.seconds <= 0:
+        raise UserError("shoal bench throughput needs --repeat of at least 1 and --seconds above 0.")
+
+    def show(run: Measurement) -> None:
+        print(
+            f"{run.env_steps_per_second:12,.0f} env steps/s {run.trained_steps_per_second:12,.0f} trained steps/s "
+            f"{run.learner_steps_per_second:8,.1f} updates/s over {run.seconds:.1f} s; bottleneck: {run.bottleneck}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    try:
+        report = throughput(name, algorithm, parsed["config"], env, options, bench.seconds, bench.repeat, show)
+    except RunFailed as failure:
+        print(f"{failure.traceback or ''}shoal: {failure}", file=sys.stderr)
+        return ERROR
+    if bench.json:
+        _print_json(report)
+    else:
+        print(
+            f"{report['algorithm']} on {report['env']} ({report['runtime']}): "
+            f"{report['env_steps_per_second']:,.0f} env steps/s, {report['trained_steps_per_second']:,.0f} trained "
+            f"steps/s ({report['measured']})"
+        )
+    return OK
+
+
+def _bench_replay(words: Sequence[str]) -> int:
+    from shoal.replay import bench
+
+    return bench.main(list(words))
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Positional words at the front, then options."""
+    first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:first]), list(words[first:])
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    sys.stderr.flush()
+    print(json.dumps(record), flush=True)
+
+
+def _warm(words: Sequence[str]) -> None:
+    """Start importing torch for the nodes while this process parses and imports too."""
+    if peek(words, "runtime", "local") == "local" and not any(word in HELP for word in words):
+        from shoal.runtime.local.run import warm
+
+        warm()
+
+
+def _cool() -> None:
+    """End what `_warm` started, when no run has taken it over."""
+    local = sys.modules.get("shoal.runtime.local.run")
+    if local is not None:
+        local.cool()
+
+
+def _age() -> float:
+    """Seconds since this process was started, where the system tells; imports before `main` count too."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+    return age if 0.0 <= age < 60.0 else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

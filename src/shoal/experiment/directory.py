@@ -1,0 +1,235 @@
+"""The run directory: everything that is needed to know what was run, to plot it, and to rebuild the policy.
+
+config.json    algorithm, config, options, preset, command, versions, git revision
+metrics.jsonl  a row per second, per evaluation, and per lost node, each with its "kind"
+weights.npz    the last weights
+summary.json   the result, as `--json` prints it
+curve.png      the evaluations, where matplotlib is installed
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import UserError
+
+CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
+Weights = Mapping[str, npt.NDArray[Any]]
+
+
+class RunDirectory:
+    """The writing side, used by the run itself."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self.path = path
+        self._warn = warn
+        self._warned = False
+        self._metrics: IO[str] | None = None
+
+    @staticmethod
+    def create(given: str | None, algorithm: str, env: str, seed: int, warn: Callable[[str], None]) -> RunDirectory:
+        """The directory the user gave, which must be new or empty, or a new one in `runs/`."""
+        path = Path(given) if given is not None else _default(algorithm, env, seed)
+        try:
+            if given is None:
+                path = _make_new(path)
+            else:
+                path.mkdir(parents=True, exist_ok=True)
+                if any(path.iterdir()):
+                    raise UserError(f"--run-dir {path} holds files already: give a new or empty folder.")
+            made = RunDirectory(path, warn)
+            made._metrics = (path / METRICS).open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"The run directory {path} cannot be written ({error.strerror}): give another one with --run-dir."
+            ) from None
+        return made
+
+    def write_config(self, record: Mapping[str, Any]) -> None:
+        self._write_json(CONFIG, {**record, "versions": versions(), "git": git_revision()})
+
+    def write_row(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Append to the metrics. A full disk must not end a run: one warning, and training goes on."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.write(json.dumps(_finite({"kind": kind, **row})) + "\n")
+            self._metrics.flush()
+        except OSError as error:
+            self._complain(f"metrics are no longer written ({error.strerror}); training goes on")
+            self._close_metrics()
+
+    def write_weights(self, weights: Weights) -> None:
+        """Complete or absent: written under another name, then renamed. Raises OSError."""
+        with _Replacing(self.path / WEIGHTS) as file:
+            np.savez(file, **dict(weights))  # type: ignore[arg-type]
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._write_json(SUMMARY, summary)
+
+    def close(self) -> None:
+        self._close_metrics()
+
+    def discard(self) -> None:
+        """Remove what this run has written: it did not even start."""
+        self._close_metrics()
+        for name in (CONFIG, METRICS):
+            (self.path / name).unlink(missing_ok=True)
+        try:
+            self.path.rmdir()
+        except OSError:
+            pass
+
+    def _write_json(self, name: str, record: Mapping[str, Any]) -> None:
+        try:
+            with _Replacing(self.path / name) as file:
+                file.write((json.dumps(_finite(record), indent=2, default=str) + "\n").encode())
+        except OSError as error:
+            self._complain(f"{name} could not be written ({error.strerror}); the run goes on")
+
+    def _complain(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"{self.path}: {text}")
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            try:
+                self._metrics.close()
+            except OSError:
+                pass  # what could not be flushed has been warned of
+            self._metrics = None
+
+
+class _Replacing:
+    """A file that takes its name only when it is complete and on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
+
+    def __enter__(self) -> IO[bytes]:
+        self._file = open(self._temporary, "wb")
+        return self._file
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
+            if kind is None:
+                os.replace(self._temporary, self._path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise UserError(f"There is no run directory {path}: give the folder that a training run has printed.")
+    try:
+        record: dict[str, Any] = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        missing = [key for key in ("algorithm", "config", "env") if key not in record]
+    except FileNotFoundError:
+        raise UserError(f"{path} is not a run directory: it has no {CONFIG}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / CONFIG} cannot be read ({error}): the run cannot be rebuilt from it.") from None
+    if missing:
+        raise UserError(f"{path / CONFIG} lacks {', '.join(missing)}: the run cannot be rebuilt from it.")
+    return record
+
+
+def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
+    try:
+        with np.load(path / WEIGHTS) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise UserError(f"{path} has no {WEIGHTS}: the run ended before it could save any.") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path / WEIGHTS} is damaged ({error}): the policy cannot be rebuilt.") from None
+
+
+def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The rows of one kind; a last line that was cut short is left out."""
+    rows = []
+    try:
+        text = (path / METRICS).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path / METRICS} cannot be read ({error.strerror}): is {path} a run directory?") from None
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row.get("kind") == kind:
+            rows.append(row)
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    return value
+
+
+# ---- what a run is made of -------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("shoal", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco", "box2d"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_revision() -> str | None:
+    """The commit of the working directory's repository, with "+" when files differ from it."""
+    try:
+        return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(["git", *command], capture_output=True, text=True, timeout=5.0, check=True).stdout.strip()
+
+
+def _default(algorithm: str, env: str, seed: int) -> Path:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", env).strip("-")
+    return Path("runs") / f"{algorithm}-{plain}-{time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
+
+
+def _make_new(path: Path) -> Path:
+    """Two runs that start within a second get folders of their own."""
+    for number in range(1, 1000):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir(parents=True)
+            return candidate
+        except FileExistsError:
+            if not candidate.is_dir():
+                raise
+    raise FileExistsError(17, "too many runs of this name", str(path))

@@ -1,0 +1,90 @@
+"""What a run is asked for beside the algorithm's config, and what it gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shoal import config
+from shoal.errors import UserError
+
+Runtime = Literal["local", "inline", "ray"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a run that are the same for every algorithm."""
+
+    runtime: Runtime = "local"  # processes of this machine, one thread (reproducible), or a Ray cluster
+    ray_address: str | None = None  # of a running Ray cluster; without it one is started on this machine
+    seed: int = 0
+    stop_return: float | None = None  # stop when 50 fresh evaluation episodes confirm this mean return
+    stop_steps: int | None = None  # stop after so many environment steps
+    stop_updates: int | None = None  # stop after exactly so many learner updates
+    stop_seconds: float | None = None  # stop after so many seconds from when the nodes were started
+    run_dir: str | None = None  # default: a new folder in runs/
+    max_failures: int = 5  # restarts of one node in a row before the run gives up
+    eval_every: float = 0.5  # seconds from one evaluation to the next
+    eval_episodes: int = 10  # per evaluation
+
+    def check(self) -> None:
+        config.validate(self)
+        if self.ray_address is not None and self.runtime != "ray":
+            raise UserError(f"--ray-address needs the ray runtime: add --runtime ray (it is {self.runtime}).")
+
+    def with_threshold(self, threshold: float | None) -> Options:
+        """Where no stop is given, the return at which the environment counts as solved, if it has one registered."""
+        stops = (self.stop_return, self.stop_steps, self.stop_updates, self.stop_seconds)
+        if threshold is None or any(stop is not None for stop in stops):
+            return self
+        return dataclasses.replace(self, stop_return=float(threshold))
+
+    def stop_line(self) -> str:
+        stops = {
+            "return": self.stop_return,
+            "steps": self.stop_steps,
+            "updates": self.stop_updates,
+            "seconds": self.stop_seconds,
+        }
+        given = [f"{name} {value:,.12g}" for name, value in stops.items() if value is not None]
+        return "stops at " + " or ".join(given) if given else "runs until Ctrl-C"
+
+
+StoppedBy = Literal["return", "steps", "updates", "seconds", "interrupt", "failure"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to; its fields are those of the last line that `--json` prints."""
+
+    algorithm: str
+    env: str
+    runtime: str
+    seed: int
+    env_steps: int
+    learner_steps: int
+    env_steps_per_second: float  # over train_seconds
+    wall_seconds: float  # from the start of the command
+    train_seconds: float  # from the first actor step
+    eval_return: float | None  # of the last evaluation; None when there was none
+    reached: bool  # confirmed by the evaluator on fresh episodes
+    seconds_to_target: float | None  # train_seconds when it was confirmed
+    restarts: int
+    run_dir: str
+    stopped_by: StoppedBy
+    preset: str
+    trained_steps: int  # environment steps the learner has used
+    refused_updates: int  # not finite, and therefore not applied
+    first_update_seconds: float | None  # of the learner, from the start of the command
+    target: float | None
+    bottleneck: str
+
+    @property
+    def exit_code(self) -> int:
+        """0: the stop rule was met; 3: time ran out before the return was reached; 130: Ctrl-C; 1: failure."""
+        codes = {"interrupt": 130, "failure": 1, "seconds": 0 if self.target is None or self.reached else 3}
+        return codes.get(self.stopped_by, 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)

@@ -1,0 +1,117 @@
+"""What is happening now: rates, evaluations and where each node's time goes, out of snapshots of the metrics."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+WINDOW = 5.0  # seconds over which "now" is averaged
+STARTING = "starting"  # not part of the work
+WAITS = 0.15  # a node that waits for less than this part of its time is not held up
+
+
+@dataclass
+class Progress:
+    """The state of a run as the driver sees it; `take` brings it up to date."""
+
+    elapsed: float = 0.0  # real seconds since the nodes were started
+    train_seconds: float = 0.0
+    counts: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)  # per second, recently
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    times: dict[str, dict[str, float]] = field(default_factory=dict)  # node -> activity -> part of its time, recently
+    confirmed: dict[str, Any] | None = None  # the evaluation that reached the target
+    restarts: int = 0
+    returns: list[float] = field(default_factory=list)  # of the actors' episodes, one per change
+    _history: collections.deque[tuple[float, dict[str, float]]] = field(default_factory=collections.deque)
+    _totals: dict[str, dict[str, float]] = field(default_factory=dict)
+    _last: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, snapshot: Mapping[str, Any], elapsed: float, restarts: int) -> list[dict[str, Any]]:
+        """Take in a snapshot; returns the evaluations that are new in it."""
+        self.elapsed, self.restarts = elapsed, restarts
+        self.train_seconds = snapshot["train_seconds"]
+        self.counts, self.values = snapshot["counts"], snapshot["values"]
+        self._take_rates(elapsed)
+        for node, report in snapshot["nodes"].items():
+            if report != self._last.get(node):
+                self._last[node] = report
+                self._take_times(node, report["times"])
+                if "actor_return" in report["values"]:
+                    self.returns.append(report["values"]["actor_return"])
+        new: list[dict[str, Any]] = snapshot["evaluations"]
+        self.evaluations.extend(new)
+        if self.confirmed is None:
+            self.confirmed = next((record for record in new if record["reached"]), None)
+        return new
+
+    def count(self, name: str) -> int:
+        return int(self.counts.get(name, 0))
+
+    def row(self) -> dict[str, Any]:
+        """The state as a row of the run's metrics."""
+        return {
+            "seconds": self.train_seconds,
+            "restarts": self.restarts,
+            "counts": self.counts,
+            "rates": self.rates,
+            "values": self.values,
+            "times": self.times,
+        }
+
+    def mean_times(self) -> dict[str, dict[str, float]]:
+        """Where each node's time went over the whole run, as parts of it."""
+        means = {}
+        for node, totals in self._totals.items():
+            whole = sum(totals.values()) or 1.0
+            means[node] = {activity: total / whole for activity, total in totals.items()}
+        return means
+
+    def bottleneck(self) -> str:
+        return bottleneck(self.mean_times())
+
+    def _take_rates(self, now: float) -> None:
+        history = self._history
+        if not history or self.counts != history[-1][1]:
+            history.append((now, self.counts))
+        while len(history) > 2 and now - history[0][0] > WINDOW:
+            history.popleft()
+        (begin, before), (end, after) = history[0], history[-1]
+        if end > begin:
+            self.rates = {name: (count - before.get(name, 0)) / (end - begin) for name, count in after.items()}
+
+    def _take_times(self, node: str, times: Mapping[str, float]) -> None:
+        work = {activity: part for activity, part in times.items() if activity != STARTING}
+        whole = sum(work.values())
+        if not whole:
+            return
+        totals = self._totals.setdefault(node, {})
+        recent = self.times.setdefault(node, {})
+        for activity in dict.fromkeys([*recent, *work]):
+            part = work.get(activity, 0.0)
+            totals[activity] = totals.get(activity, 0.0) + part
+            recent[activity] = 0.7 * recent.get(activity, part / whole) + 0.3 * part / whole
+
+
+def bottleneck(times: Mapping[str, Mapping[str, float]]) -> str:
+    """Who keeps the others waiting, in one phrase."""
+    actors = [parts for node, parts in times.items() if node.startswith("actor")]
+    learner = times.get("learner")
+    if not actors or learner is None:
+        return "not known yet"
+    starved = learner.get("waiting for data", 0.0)
+    held_up = sum(parts.get("waiting to insert", 0.0) for parts in actors) / len(actors)
+    if max(starved, held_up) < WAITS:
+        return "none: actors and learner keep pace"
+    if starved >= held_up:
+        busy = collections.Counter[str]()
+        for parts in actors:
+            busy.update({activity: part for activity, part in parts.items() if not activity.startswith("waiting")})
+        most = busy.most_common(1)[0][0] if busy else "acting"
+        return f"the actors, mostly {most} (the learner waits for data {starved:.0%} of its time)"
+    work = {activity: part for activity, part in learner.items() if not activity.startswith("waiting")}
+    most = max(work, key=lambda activity: work[activity]) if work else "learning"
+    return f"the learner, mostly {most} (actors wait to insert {held_up:.0%} of their time)"

@@ -1,0 +1,104 @@
+"""The algorithms that can be named: the files of `shoal.algorithms`, and the user's own copies of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import shoal.algorithms
+from shoal.config import did_you_mean
+from shoal.errors import UserError
+
+
+class Algorithm(Protocol):
+    """What a file of `shoal.algorithms` holds. The first line of its docstring describes it."""
+
+    Config: type[Any]
+    PRESETS: Mapping[str, Mapping[str, Any]]  # by kind of environment
+
+    def make_policy(self, cfg: Any, env_spec: Any, seed: int, greedy: bool = False) -> Any: ...
+    def program(self, cfg: Any, env_spec: Any, settings: Any) -> Any: ...
+
+
+def names() -> list[str]:
+    """The algorithms that come with Shoal."""
+    found = pkgutil.iter_modules(shoal.algorithms.__path__)
+    return sorted(module.name for module in found if not module.name.startswith("_"))
+
+
+def description(name: str) -> str:
+    """An algorithm's one line, read from its file: importing it would take seconds."""
+    path = Path(shoal.algorithms.__path__[0]) / f"{name}.py"
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def is_own(name: str) -> bool:
+    """Whether this names the user's own algorithm: a file (`my_impala.py`) or a dotted module (`package.my_impala`)."""
+    return name.endswith(".py") or "." in name
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is neither an algorithm of Shoal nor shaped like one of the user's, without importing."""
+    if is_own(name):
+        if name.endswith(".py") and not Path(name).is_file():
+            raise UserError(f"There is no file {name}: name one of {', '.join(names())}, or your own algorithm's file.")
+    elif name not in names():
+        raise UserError(
+            f"There is no algorithm {name}: choose one of {', '.join(names())}, or name your own copy as a file "
+            f"(my_{names()[0]}.py).{did_you_mean(name, names())}"
+        )
+
+
+def load(name: str) -> Algorithm:
+    """The algorithm's module."""
+    check_name(name)
+    if not is_own(name):
+        return cast(Algorithm, importlib.import_module(f"shoal.algorithms.{name}"))
+    if name.endswith(".py"):
+        path = Path(name).resolve()
+        folder, module_name = str(path.parent), path.stem
+    else:
+        folder, module_name = os.getcwd(), name
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists and lacks something itself
+        raise UserError(f"There is no module {error.name} for the algorithm {name}: give its file instead.") from None
+    return _checked(module, name)
+
+
+def _checked(module: ModuleType, name: str) -> Algorithm:
+    missing = [part for part in ("Config", "PRESETS", "make_policy", "program") if not hasattr(module, part)]
+    if missing:
+        raise UserError(
+            f"{name} is not an algorithm, it lacks {', '.join(missing)}: start from a copy of algorithms/impala.py."
+        )
+    return cast(Algorithm, module)
+
+
+def of_config(config: Any) -> tuple[str, Algorithm]:
+    """The name and the module of the algorithm a config belongs to: where its class is defined."""
+    module = sys.modules[type(config).__module__]
+    package, _, last = module.__name__.rpartition(".")
+    if package == shoal.algorithms.__name__:
+        return last, cast(Algorithm, module)
+    name = module.__name__
+    if name == "__main__" and module.__file__:
+        name = str(Path(module.__file__).resolve())
+    return name, _checked(module, name)
+
+
+def short_name(name: str) -> str:
+    """The name as it is shown and used in a run directory's: without folders and packages."""
+    return name.removesuffix(".py").replace("/", ".").rpartition(".")[2]

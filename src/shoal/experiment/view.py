@@ -1,0 +1,221 @@
+"""What the user sees while a run goes on: a live view in a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from shoal.experiment.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+LINE_EVERY = 2.0  # seconds between two plain lines
+FRAME_EVERY = 0.25
+COLOURS = {
+    "environment": "green",
+    "inference": "cyan",
+    "learning": "magenta",
+    "publishing": "blue",
+    "weights": "blue",
+    "evaluating": "yellow",
+}
+
+
+class View(Protocol):
+    def begin(self, lines: Sequence[str]) -> None: ...
+    def update(self, progress: Progress) -> None: ...
+    def note(self, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+def choose(quiet: bool, json: bool) -> View:
+    """A live view when stdout is a terminal; with `--json` stdout is kept for the result."""
+    if quiet:
+        return Quiet()
+    if sys.stdout.isatty() and not json:
+        from rich.console import Console
+
+        return Live(Console())
+    return Lines(sys.stderr)
+
+
+class Quiet:
+    """Only what the user must know: notes, such as the loss of a node."""
+
+    def begin(self, lines: Sequence[str]) -> None:
+        pass
+
+    def update(self, progress: Progress) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        pass
+
+
+class Lines:
+    """A line every two seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next = 0.0
+
+    def begin(self, lines: Sequence[str]) -> None:
+        self.note("\n".join(lines))
+        self._next = time.monotonic() + LINE_EVERY / 2
+
+    def update(self, progress: Progress) -> None:
+        if time.monotonic() >= self._next and progress.counts:
+            self._next = time.monotonic() + LINE_EVERY
+            self.note(line(progress))
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def end(self) -> None:
+        pass
+
+
+class Live:
+    """A panel that is drawn over itself."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live as RichLive
+
+        self._console = console
+        # Drawn by the driver's own loop: a drawing thread would take turns with the nodes of the inline runtime.
+        self._live = RichLive(console=console, auto_refresh=False, transient=False)
+        self._next = 0.0
+        self._title = ""
+
+    def begin(self, lines: Sequence[str]) -> None:
+        self._title = lines[0]
+        for text in lines[1:]:
+            self._console.print(text, style="dim", highlight=False, markup=False)
+        self._live.start()
+
+    def update(self, progress: Progress) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + FRAME_EVERY
+            self._live.update(panel(self._title, progress), refresh=True)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def end(self) -> None:
+        self._live.stop()
+
+
+def line(progress: Progress) -> str:
+    """The state of a run on one line."""
+    parts = [
+        f"{progress.elapsed:6.1f} s",
+        f"{progress.count('env_steps'):,} steps",
+        f"{progress.rates.get('env_steps', 0):,.0f} steps/s",
+        f"{progress.rates.get('learner_steps', 0):,.0f} updates/s",
+    ]
+    if "actor_return" in progress.values:
+        parts.append(f"return {progress.values['actor_return']:,.1f}")
+    if progress.evaluations:
+        parts.append(f"eval {progress.evaluations[-1]['eval_return']:,.1f}")
+    if "staleness" in progress.values:
+        parts.append(f"staleness {progress.values['staleness']:.1f}")
+    if progress.restarts:
+        parts.append(f"restarts {progress.restarts}")
+    if progress.count("refused_updates"):
+        parts.append(f"refused {progress.count('refused_updates')}")
+    return " · ".join(parts)
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """The course of `values` in at most `width` characters, each the mean of its share."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    means = [sum(values[begin:end]) / (end - begin) for begin, end in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def by_role(times: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Nodes of one role together (`actor/0`, `actor/1`, … as "2 actors"), their times averaged."""
+    roles: dict[str, list[Mapping[str, float]]] = {}
+    for node, parts in times.items():
+        roles.setdefault(node.partition("/")[0], []).append(parts)
+    merged = {}
+    for role, several in sorted(roles.items()):
+        activities = dict.fromkeys(activity for parts in several for activity in parts)
+        name = role if len(several) == 1 else f"{len(several)} {role}s"
+        merged[name] = {a: sum(parts.get(a, 0.0) for parts in several) / len(several) for a in activities}
+    return merged
+
+
+def panel(title: str, progress: Progress) -> RenderableType:
+    """The live view's content."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table.grid(padding=(0, 2), expand=True)
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(ratio=1)
+    for name, value in _facts(progress):
+        rows.add_row(name, Text(value))
+    for name, parts in by_role(progress.times).items():
+        rows.add_row(name, _bar(parts))
+    rows.add_row("bottleneck", Text(progress.bottleneck()))
+    minutes, seconds = divmod(int(progress.elapsed), 60)
+    return Panel(rows, title=title, title_align="left", subtitle=f"{minutes}:{seconds:02d}", subtitle_align="right")
+
+
+def _facts(progress: Progress) -> list[tuple[str, str]]:
+    evaluations = [record["eval_return"] for record in progress.evaluations]
+    judged = "no evaluation yet"
+    if evaluations:
+        judged = f"{sparkline(evaluations)}  {evaluations[-1]:,.1f} ± {progress.evaluations[-1]['spread']:.1f}"
+    acting = sparkline(progress.returns)
+    if "actor_return" in progress.values:
+        acting += f"  {progress.values['actor_return']:,.1f}"
+    rates, values = progress.rates, progress.values
+    speed = f"{rates.get('env_steps', 0):,.0f} steps/s · {rates.get('learner_steps', 0):,.0f} updates/s"
+    weights = f"version {progress.count('learner_steps'):,}"
+    if "staleness" in values:
+        weights += f" · acted on {values['staleness']:.1f} updates late"
+    troubles = f"{progress.restarts} restarts · {progress.count('refused_updates')} updates refused"
+    return [
+        ("evaluated", judged),
+        ("acting", acting or "no episode yet"),
+        ("speed", f"{speed} · {progress.count('env_steps'):,} steps"),
+        ("weights", weights),
+        ("troubles", troubles),
+    ]
+
+
+def _bar(parts: Mapping[str, float], width: int = 24) -> Text:
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="ellipsis")
+    drawn, so_far = 0, 0.0
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    for activity, part in ordered:
+        so_far += part
+        until = round(so_far * width)
+        waiting = activity.startswith("waiting")
+        text.append(("░" if waiting else "█") * (until - drawn), COLOURS.get(activity, "white"))
+        drawn = until
+    text.append(" " * (width - drawn) + "  ")
+    shown: list[Any] = [(activity, part) for activity, part in ordered if part >= 0.005]
+    for index, (activity, part) in enumerate(shown):
+        text.append(" · " if index else "")
+        text.append(f"{activity} {part:.0%}", "dim" if activity.startswith("waiting") else COLOURS.get(activity, ""))
+    return text
