@@ -1,4 +1,4 @@
-"""The actor: steps environments and sends what happened to the replay service, itself or through an inference server."""
+"""The actor: steps environments and sends what happened to the replay service, itself or by an inference server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ActorLoop:
     ) -> None:
         seed = current().seed
         self._driven = Driven(make_envs(seed), metrics)
-        self._writer = Writer(replay, dict(patterns))
+        self._writer = Writer(replay, dict(patterns), name=current().name)
         self._recorder = Recorder(make_policy(seed + 1), self._driven.envs.count, rows, self._ship)
         self._weights = weights
         self._fetching: Future | None = None

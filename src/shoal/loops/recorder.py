@@ -30,7 +30,7 @@ class Recorder:
     becomes complete with the last row of a block.
     """
 
-    def __init__(self, policy: Policy, count: int, rows: int, ship: Callable[[Columns], None]) -> None:
+    def __init__(self, policy: Policy, count: int, rows: int, ship: Callable[[Columns], object]) -> None:
         self.policy = policy
         self.version = NONE
         self._rows = rows

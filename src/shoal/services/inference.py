@@ -79,7 +79,7 @@ class InferenceServer:
         """
         slot = self._slots.get(actor)
         if slot is None or slot.run != run:
-            slot = self._slots[actor] = self._open(run, len(next(iter(tree.flatten(observation).values()))))
+            slot = self._slots[actor] = self._open(actor, run, len(next(iter(tree.flatten(observation).values()))))
         elif outcome is not None:
             slot.recorder.result(*outcome)
         slot.action = slot.error = None
@@ -171,8 +171,8 @@ class InferenceServer:
 
     # ---- slots, weights, measurements
 
-    def _open(self, run: int, count: int) -> Slot:
-        writer = Writer(self._replay, self._patterns)
+    def _open(self, actor: str, run: int, count: int) -> Slot:
+        writer = Writer(self._replay, self._patterns, name=actor)
         return Slot(run, Recorder(self._policy, count, self._rows, writer.append))
 
     def _refresh(self) -> None:

@@ -86,11 +86,11 @@ class LocalRun:
             self._lanes[name] = (lanes[0], lanes[1])
         client = Client(name, *self._lanes[name])
         if name in self._boards:
-            return self.program.nodes[name].factory.shared_client(client, os.dup(self._boards[name]))  # type: ignore[attr-defined]
+            return self._board_client(name)(client, os.dup(self._boards[name]))
         return client
 
     def wait(self, seconds: float) -> None:
-        """Let the run go on for `seconds`, restarting what may be restarted; raises `RunFailed` when it cannot go on."""
+        """Let the run go on for `seconds`, restarting what may be lost; `RunFailed` when it cannot go on."""
         deadline = time.monotonic() + seconds
         while True:
             now = time.monotonic()
@@ -159,9 +159,7 @@ class LocalRun:
         self._processes[node.name] = Process(node, pid, control)
         callees = node.callees()
         fds = [self._serve(node.name, callee).detach() for callee in callees for _ in range(2)]
-        boards = {
-            callee: self.program.nodes[callee].factory.shared_client for callee in callees if callee in self._boards
-        }  # type: ignore[attr-defined]
+        boards = {callee: self._board_client(callee) for callee in callees if callee in self._boards}
         message = Start(
             node=cloudpickle.dumps(node, protocol=pickle.HIGHEST_PROTOCOL),
             context=Context(node.name, node_seed(self._seed, node.name, restarts), restarts),
@@ -179,6 +177,10 @@ class LocalRun:
         if restarts:
             self._reconnect(node.name)
         self.supervisor.started(node.name)
+
+    def _board_client(self, name: str) -> Any:
+        """The class through which callers of this node use memory that they share with each other."""
+        return getattr(self.program.nodes[name].factory, "shared_client")  # noqa: B009 (a class attribute of a callable)
 
     def _serve(self, caller: str, callee: str) -> socket.socket:
         """A stream to `callee`: its end is sent there, ours is returned."""
