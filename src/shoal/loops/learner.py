@@ -22,8 +22,8 @@ class NonFinite(RuntimeError):
 
 
 class Learner(Protocol):
-    """What learns. `update` returns its measurements; `applied` False says that the update was refused because loss or
-    gradient were not finite."""
+    """What learns. `update` returns its measurements; among them `applied`, False when the update was refused because
+    loss or gradient were not finite, and `priorities` [items], which go back to a prioritised table."""
 
     def update(self, batch: Columns) -> dict[str, Any]: ...
     def weights(self) -> Weights: ...
@@ -44,11 +44,13 @@ class LearnerLoop:
         prefetch: int = 1,
         publish_every: int = 1,
         max_updates: int | None = None,
+        beta: float | None = None,  # adds a column "importance" [items]: the weights of prioritised replay
     ) -> None:
         self._learner = make_learner(current().seed)
         self._table, self._batch = table, batch
         self._replay, self._weights = replay, weights
         self._publish_every, self._max_updates = publish_every, max_updates
+        self._beta = beta
         self._updates = 0
         self._refused = 0
         self._generation = current().restarts
@@ -65,22 +67,26 @@ class LearnerLoop:
             return False
         sample = self._asked.popleft().result()
         report.lap("waiting for data")
-        measured = self._learner.update(sample.data)
+        batch = sample.data
+        if self._beta is not None:
+            batch = {**batch, "importance": sample.importance_weights(self._beta)}
+        measured = self._learner.update(batch)
         self._updates += 1
         report.count("learner_steps")
-        report.count("trained_steps", int(sample.data["valid"][:-1].sum()))
+        report.count("trained_steps", _transitions(batch))
         self._judge(bool(measured.pop("applied", True)))
         report.lap("learning")
+        if (priorities := measured.pop("priorities", None)) is not None:
+            futures(self._replay).update_priorities(self._table, sample.keys, priorities)
         if self._updates % self._publish_every == 0:
             self._publish()
         report.lap("publishing")
         if report.due():
-            acted = sample.data["version"][:-1]
             report.values.update(measured)
-            report.values["staleness"] = self._updates - 1 - float(np.mean(number(acted)))
+            report.values["staleness"] = self._updates - 1 - float(np.mean(number(batch["version"])))
             report.values["version"] = self._updates
             report.flush()
-        del sample  # its memory can be used again
+        del sample, batch  # their memory can be used again
         self._ask()
         return True
 
@@ -101,3 +107,9 @@ class LearnerLoop:
                 f"loss or gradient were not finite in {MAX_REFUSED} updates in a row: lower the learning rate, "
                 "clip the rewards, or look for NaN in the environment's observations"
             )
+
+
+def _transitions(batch: Columns) -> int:
+    """How many a batch holds: rows of slices but the last, which only bootstraps, or one per item."""
+    valid = batch.get("valid")
+    return int(valid[:-1].sum()) if valid is not None and valid.ndim > 1 else len(batch["version"])
