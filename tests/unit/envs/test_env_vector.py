@@ -107,7 +107,7 @@ def test_every_supported_observation_space_arrives_as_the_space_says(space: spac
     observation = vector.reset()
     for _ in range(3):
         for number in range(3):
-            assert vector.observation_space.contains(tree.map(lambda leaf, n=number: leaf[n], observation))
+            assert vector.observation_space.contains(tree.map(lambda leaf, n=number: np.asarray(leaf[n]), observation))
         observation = vector.step(np.zeros(3, np.int64)).observation
 
 
