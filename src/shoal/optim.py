@@ -3,6 +3,7 @@
 `Local` steps on this process's gradient. Parameters and their moments are one flat tensor each, so clipping and
 updating are a handful of operations however many layers there are, and the gradient can be sent or summed as a whole:
 a subclass replaces `_reduce` and everything after it (clip, finiteness, update) happens on the reduced gradient.
+`AllReduce` does, for several learners; `make` chooses between the two.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +104,50 @@ class Local:
         else:
             root = self._square.sqrt().add_(self._epsilon)
         self.flat.addcdiv_(gradient, root, value=-rate)
+
+
+class Peers(Protocol):
+    """The learners that train one network together; `shoal.services.group.Member` is one of them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def sum(self, values: Tensor) -> Tensor: ...  # over all learners, the same on each; all must call it
+
+
+class Alone:
+    """The only learner."""
+
+    rank, size = 0, 1
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+
+ALONE = Alone()
+
+
+class AllReduce(Local):
+    """Steps on the gradient over all learners, each weighted by its number of valid rows.
+
+    All of them clip, judge and apply the same sum, so their parameters stay equal to the last bit.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], peers: Peers, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        self._peers = peers
+
+    def _reduce(self, gradient: Tensor, loss: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
+        weight = gradient.new_ones(()) if count is None else count.to(gradient.dtype)
+        total = self._peers.sum(torch.cat([gradient * weight, torch.stack([loss * weight, weight])]))
+        rows = total[-1].clamp(min=1.0)
+        return total[:-2] / rows, total[-2] / rows
+
+
+def make(parameters: Iterable[nn.Parameter], peers: Peers = ALONE, **options: Any) -> Local:
+    """The optimizer of a learner: with `Local`'s options, over all peers where there are any."""
+    return Local(parameters, **options) if peers.size == 1 else AllReduce(parameters, peers, **options)
 
 
 @torch.no_grad()

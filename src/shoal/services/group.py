@@ -1,0 +1,190 @@
+"""Several learners as one: where they meet, and sums over all of them.
+
+Learners meet at the `Group` service; what they add up then travels between them directly, with torch.distributed. On
+the inline runtime, where all of them live in one process and take turns, the service itself does the adding.
+
+A learner takes part once in its life. When one is lost the others find out at their next sum, end with `PeerLost`, and
+all of them meet again, in a new generation.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import uuid
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from shoal import sync
+from shoal.program import NodeDied, current
+
+Array = npt.NDArray[Any]
+Address = tuple[str, int]
+
+MEETING = datetime.timedelta(seconds=20)  # for all to connect, once all have come
+SUMMING = datetime.timedelta(hours=2)  # others may have to wait for data
+
+
+class PeerLost(NodeDied):
+    """Another learner of the group is gone; this one starts again together with it."""
+
+
+class Group:
+    """The learners of a run. `size` of them, numbered from 0, call `join`; rank 0 then says where to connect."""
+
+    restart = True  # whoever is connected needs it no longer
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._changed = sync.Condition()
+        self._newest: dict[int, int] = {}  # life of each rank
+        self._waiting: dict[int, str] = {}  # ranks that have come for the next generation, and their machines
+        self._generation = -1
+        self._machines: list[str] = []
+        self._address: Address | None = None
+        self._parts: dict[int, Array] = {}
+        self._total: Array = np.zeros(0)
+        self._sums = 0
+        self._closed = False
+
+    def join(self, rank: int, life: int, machine: str) -> tuple[int, list[str]]:
+        """Wait until every rank has come: (generation, machine of each). `life` rises when a rank starts again.
+
+        The generation is the highest life among them. As nobody joins twice in one life, it rises with every meeting.
+        """
+        with self._changed:
+            if life < self._newest.get(rank, life):
+                raise PeerLost(f"learner {rank} has been started again since")
+            self._newest[rank] = life
+            self._waiting[rank] = machine
+            if len(self._waiting) == self._size:
+                self._generation = max(self._newest.values())
+                self._machines = [self._waiting[one] for one in range(self._size)]
+                self._waiting.clear()
+                self._parts.clear()
+                self._address = None
+            self._changed.notify_all()
+            self._wait(lambda: rank not in self._waiting or self._newest[rank] > life, "the other learners to come")
+            if self._newest[rank] > life:
+                raise PeerLost(f"learner {rank} has been started again since")
+            return self._generation, self._machines
+
+    def announce(self, generation: int, address: Address) -> None:
+        """Rank 0 says where it listens."""
+        with self._changed:
+            if generation == self._generation:
+                self._address = address
+                self._changed.notify_all()
+
+    def address(self, generation: int) -> Address:
+        """Wait for where rank 0 of this generation listens."""
+        with self._changed:
+            self._wait(lambda: self._address is not None or self._broken(generation), "rank 0's address")
+            if self._broken(generation) or self._address is None:
+                raise PeerLost("another learner has been lost while the group was connecting")
+            return self._address
+
+    def sum(self, generation: int, rank: int, values: Array) -> Array:
+        """Wait until every rank has brought its values; their sum, in the order of ranks."""
+        with self._changed:
+            if self._broken(generation):
+                raise PeerLost("another learner has been lost")
+            mine = self._sums
+            self._parts[rank] = np.array(values)
+            if len(self._parts) == self._size:
+                self._total = sum(self._parts[one] for one in range(self._size))  # type: ignore[assignment]
+                self._parts.clear()
+                self._sums += 1  # its total stays until the next, which nobody can complete before all have read this
+                self._changed.notify_all()
+            self._wait(lambda: self._sums > mine or self._broken(generation), "the other learners' values")
+            if self._sums == mine:
+                raise PeerLost("another learner has been lost")
+            return self._total
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _broken(self, generation: int) -> bool:
+        """Somebody of this generation has come again, so the one who took part is gone."""
+        return generation != self._generation or bool(self._waiting)
+
+    def _wait(self, predicate: Any, why: str) -> None:
+        self._changed.wait_for(lambda: self._closed or predicate(), None, why)
+        if self._closed:
+            raise NodeDied("the group of learners is closed")
+
+
+class Member:
+    """One learner's part in its group; making it waits for the others. See `shoal.optim.Peers`."""
+
+    def __init__(self, group: Group, rank: int, size: int, device: torch.device | None = None) -> None:
+        self.rank, self.size = rank, size
+        self._group = group
+        self._device = device or torch.device("cpu")
+        self._inline = sync.scheduler() is not None
+        self.generation, machines = group.join(rank, current().restarts, _machine())
+        if not self._inline:
+            self._connect(one_machine=len(set(machines)) == 1)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all learners, the same to the last bit on each of them."""
+        if self._inline:
+            return torch.from_numpy(self._group.sum(self.generation, self.rank, values.cpu().numpy())).to(values.device)
+        total = values.to(self._device, copy=True)
+        try:
+            distributed.all_reduce(total)
+        except RuntimeError as error:
+            raise PeerLost(f"learner {self.rank} lost the others: {str(error).splitlines()[0]}") from error
+        return total.to(values.device)
+
+    def _connect(self, one_machine: bool) -> None:
+        if one_machine:  # nothing of this is for other machines to see
+            names = [name for _, name in socket.if_nameindex()]
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", next((name for name in names if name.startswith("lo")), "lo"))
+        try:
+            store = self._listen(one_machine) if self.rank == 0 else self._call()
+            store.set(f"here/{self.rank}", "")
+            store.wait([f"here/{rank}" for rank in range(self.size)], MEETING)
+            backend = "nccl" if self._device.type == "cuda" else "gloo"
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=SUMMING)
+        except RuntimeError as error:
+            raise PeerLost(f"learner {self.rank} could not connect to the others: {error}") from error
+
+    def _listen(self, one_machine: bool) -> Any:
+        host = "127.0.0.1" if one_machine else _own_address()
+        with socket.create_server((host, 0)) as listener:
+            port = listener.getsockname()[1]
+            store = distributed.TCPStore(  # type: ignore[attr-defined]
+                host, port, self.size, True, MEETING, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
+            )
+        self._group.announce(self.generation, (host, port))
+        return store
+
+    def _call(self) -> Any:
+        host, port = self._group.address(self.generation)
+        return distributed.TCPStore(  # type: ignore[attr-defined]
+            host, port, self.size, False, MEETING, wait_for_workers=False
+        )
+
+
+def _machine() -> str:
+    """Tells machines apart."""
+    return f"{socket.gethostname()} {uuid.getnode():x}"
+
+
+def _own_address() -> str:
+    """The address under which other machines reach this one: that of the interface that leads outwards."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # of a datagram socket this sends nothing
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
