@@ -6,11 +6,14 @@ rises with every restart, so versions never seem to go backwards.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
 import platform
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,19 +41,32 @@ class SharedWeights:
 
     The writer fills the buffer that no current reader uses and then raises the counter. A reader copies the newest
     buffer and looks at the counter again: if two more versions have come meanwhile, it starts over. This leans on
-    the store ordering of x86; elsewhere the store is called instead.
+    the store ordering of x86; elsewhere the store is called instead. Writers exclude each other by a lock on the
+    memory's file, which the kernel releases when its holder dies.
     """
 
     _HEAD = 4096
+    _writing = threading.Lock()  # the file's lock does not tell the threads of a process apart
 
     def __init__(self, store: Any, fd: int) -> None:
         self._store = store
         self._fd = fd
         self._header: npt.NDArray[np.int64] | None = None  # count, bytes of a buffer, bytes of the layout, 3 versions
         self._slots: list[Weights] = []
-        self._seen = 0
 
     def publish(self, weights: Arrays, version: int) -> None:
+        with self._exclusively():
+            self._write(weights, version)
+
+    def compare_and_set(self, weights: Arrays, expected: int, version: int) -> bool:
+        """Publish only if the newest version is still `expected`; whether it was."""
+        with self._exclusively():
+            if self._newest() != expected:
+                return False
+            self._write(weights, version)
+            return True
+
+    def _write(self, weights: Arrays, version: int) -> None:
         if self._header is None:
             self._create(weights)
         assert self._header is not None
@@ -70,15 +86,13 @@ class SharedWeights:
                 return None
             header = self._header
             assert header is not None
-        while (count := int(header[0])) != self._seen:
+        while count := int(header[0]):
             slot = (count - 1) % 3
             version = int(header[3 + slot])
             if version <= than:
-                self._seen = count
                 return None
             weights = {name: value.copy() for name, value in self._slots[slot].items()}
             if int(header[0]) <= count + 1:
-                self._seen = count
                 return version, weights
         return None
 
@@ -90,6 +104,22 @@ class SharedWeights:
 
     def version(self) -> int:
         return int(self._store.version())
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with self._writing:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def _newest(self) -> int:
+        if self._header is None and not self._map():
+            return NONE
+        assert self._header is not None
+        count = int(self._header[0])
+        return int(self._header[3 + (count - 1) % 3]) if count else NONE
 
     def _create(self, weights: Arrays) -> None:
         if self._map():
@@ -148,10 +178,18 @@ class WeightStore:
             self._version = version
             self._changed.notify_all()
 
+    def compare_and_set(self, weights: Arrays, expected: int, version: int) -> bool:
+        """Publish only if the newest version is still `expected`; whether it was."""
+        with self._changed:
+            if self._version != expected:
+                return False
+            self.publish(weights, version)
+            return True
+
     def announce(self, version: int) -> None:
         """The weights of this version are in shared memory: wake those who wait for them."""
         with self._changed:
-            self._version = version
+            self._version = max(self._version, version)  # those of several writers may arrive in another order
             self._changed.notify_all()
 
     def newer(self, than: int = NONE) -> tuple[int, Weights] | None:
