@@ -9,7 +9,7 @@ a subclass replaces `_reduce` and everything after it (clip, finiteness, update)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import UserError
+from shoal.services.gradients import GradientClient, GradientServer
 
 
 @dataclass(frozen=True)
 class StepReport:
     grad_norm: float  # of the reduced gradient, before clipping
-    applied: bool  # False: loss or gradient was not finite, and nothing has changed
+    applied: bool  # False: loss or gradient was not finite and changed nothing, or the gradient service refused it
 
 
 Schedule = Callable[[int], float]  # updates done → learning rate
@@ -69,9 +70,8 @@ class Local:
 
         A loss or gradient that is not finite is refused: parameters and moments keep their values.
         """
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        gradient = flat_gradient(loss, self.parameters)
         with torch.no_grad():
-            gradient = torch.cat([_storage_order(part).reshape(-1) for part in gradients])
             gradient, loss = self._reduce(gradient, loss.detach(), count)
             norm = float(torch.linalg.vector_norm(gradient))
             if not (math.isfinite(norm) and math.isfinite(float(loss))):
@@ -150,6 +150,47 @@ def make(parameters: Iterable[nn.Parameter], peers: Peers = ALONE, **options: An
     return Local(parameters, **options) if peers.size == 1 else AllReduce(parameters, peers, **options)
 
 
+class Remote:
+    """Pushes the gradient to the gradient service, whose optimizer steps, and loads the newest parameters it answers.
+
+    `parameters` start as the service's: this waits until somebody has initialised it. Each gradient is clipped before
+    it is pushed; one that is not finite is pushed as NaN, so that every part of the service refuses it alike.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], servers: Sequence[GradientServer], *, clip_norm: float | None = None
+    ) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.flat = flatten(self.parameters)
+        self._on_host = self.flat.cpu()  # the same tensor where the parameters are there already
+        groups = [parameter.numel() for parameter in self.parameters]
+        self._service = GradientClient(servers, self._on_host.numpy(), groups)
+        self._clip_norm = clip_norm
+        self.finished = False  # the service takes no further gradients
+        self._service.pull()
+        self.flat.copy_(self._on_host)
+
+    @property
+    def version(self) -> int:
+        """Steps the service had made when it sent these parameters."""
+        return self._service.version
+
+    def step(self, loss: Tensor, count: Tensor | None = None) -> StepReport:
+        """Push the gradient of a loss that is a mean over `count` rows, 0-d: those rows are its weight in a step that
+        takes several gradients. Refused, also when it is too stale, is reported as not applied."""
+        gradient = flat_gradient(loss, self.parameters)
+        with torch.no_grad():
+            norm = float(torch.linalg.vector_norm(gradient))
+            if not (math.isfinite(norm) and math.isfinite(float(loss))):
+                gradient.fill_(math.nan)
+            elif self._clip_norm is not None and norm > self._clip_norm:
+                gradient.mul_(self._clip_norm / norm)
+            pushed = self._service.push(gradient.cpu().numpy(), 1.0 if count is None else float(count))
+            self.flat.copy_(self._on_host)
+        self.finished = pushed.finished
+        return StepReport(norm, pushed.accepted)
+
+
 @torch.no_grad()
 def flatten(parameters: list[nn.Parameter]) -> Tensor:
     """Move parameters into one flat tensor of which each becomes a view; channels-last weights stay so."""
@@ -161,6 +202,12 @@ def flatten(parameters: list[nn.Parameter]) -> Tensor:
         parameter.data = view.permute(0, 3, 1, 2) if parameter.dim() == 4 else view
         start += parameter.numel()
     return flat
+
+
+def flat_gradient(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """The gradient as one vector in the order of `flatten`, zero for parameters that the loss does not use."""
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([_storage_order(part).reshape(-1) for part in gradients])
 
 
 def _storage_order(x: Tensor) -> Tensor:

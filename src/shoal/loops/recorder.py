@@ -27,10 +27,12 @@ class Recorder:
     """Writes down one row per call of `act` and `result`, and hands on full blocks of rows, time-major.
 
     The first block is one row longer than the others: an item of n transitions needs n + 1 observations, and so each
-    becomes complete with the last row of a block.
+    becomes complete with the last row of a block. With `overlap` 0 all blocks are alike.
     """
 
-    def __init__(self, policy: Policy, count: int, rows: int, ship: Callable[[Columns], object]) -> None:
+    def __init__(
+        self, policy: Policy, count: int, rows: int, ship: Callable[[Columns], object], overlap: int = 1
+    ) -> None:
         self.policy = policy
         self.version = NONE
         self._rows = rows
@@ -39,7 +41,7 @@ class Recorder:
         self.first = np.ones(count, np.bool_)  # the observation begins an episode
         self.count = count
         self._columns: Columns = {}
-        self._row, self._until = 0, rows + 1
+        self._row, self._until = 0, rows + overlap
 
     def load(self, version: int, weights: Weights) -> None:
         self.policy.load(weights)

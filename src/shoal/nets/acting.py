@@ -39,6 +39,11 @@ class ActorPolicy:
         else:
             import_weights(self._tensors, weights)
 
+    def refresh(self) -> None:
+        """Act with the network's weights of now, when it is trained in this process and nothing is to be loaded."""
+        if self._fast is not None:
+            self._fast.load({name: tensor.numpy() for name, tensor in self._tensors.items()})
+
     def act(self, observation: Any, state: State, first: Array) -> tuple[Array, State, dict[str, Array]]:
         """observation [B, ...], first bool [B] → action [B, ...], state after, {"log_prob": [B]} (none if greedy)."""
         if self._fast is not None:

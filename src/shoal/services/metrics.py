@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from shoal.program import current, futures
+from shoal.program import Future, current, futures
 from shoal.sync import Condition, monotonic
 
 PERIOD = 0.5  # seconds between two reports of a node
@@ -82,13 +82,14 @@ class Reporter:
     def due(self) -> bool:
         return monotonic() >= self._next
 
-    def flush(self) -> None:
+    def flush(self) -> Future:
         """Send what has been gathered. Values may be tensors: they are read here, not on every update."""
         values = {name: float(value) for name, value in self.values.items()}
         total = sum(self._times.values()) or 1.0
         times = {name: seconds / total for name, seconds in self._times.items()}
-        futures(self._metrics).report(self._node, dict(self._counts), values, times)
+        sent: Future = futures(self._metrics).report(self._node, dict(self._counts), values, times)
         self._counts.clear()
         self._times.clear()
         self.values.clear()
         self._next = monotonic() + PERIOD
+        return sent

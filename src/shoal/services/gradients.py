@@ -1,0 +1,265 @@
+"""Gradients: workers push them as they are ready, the service applies them and answers with the newest parameters.
+
+The parameters are one flat float32 vector with one shared RMSProp. A version is the number of steps applied to it.
+Large networks are cut into several servers by groups of parameters; `GradientClient` makes them look like one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import buffers
+from shoal.program import current, futures
+from shoal.sync import Condition
+
+Vector = npt.NDArray[np.float32]
+NONE = -1  # older than every version
+
+
+class Answer(NamedTuple):
+    """What the service says to a worker."""
+
+    accepted: bool  # the gradient has been, or will be, part of a step
+    finished: bool  # no further gradient will be accepted
+    version: int
+    parameters: Vector
+
+
+class GradientServer:
+    """Owns parameters and applies what workers push, each step the mean of `reduce` gradients weighted by their rows.
+
+    Asynchronous (A3C): a push is answered at once. Synchronous (A2C): it is answered when all workers of the round
+    have pushed and the step is made; workers that stay away longer than `round_timeout` are no longer waited for until
+    they come back. Refused, and counted, are gradients that are too stale and those that are not finite.
+    """
+
+    def __init__(
+        self,
+        *,
+        rate: float | Callable[[int], float],  # the learning rate, or a function of the steps made
+        decay: float = 0.99,
+        epsilon: float = 1e-5,  # inside the root, as in the papers
+        reduce: int = 1,  # gradients per step
+        max_staleness: int | None = None,  # versions; None: every gradient is taken
+        synchronous: int = 0,  # the number of workers in a round; 0: asynchronous
+        round_timeout: float = 30.0,
+        max_steps: int | None = None,
+    ) -> None:
+        self._rate = rate
+        self._decay, self._epsilon = decay, epsilon
+        self._max_staleness = 0 if synchronous else max_staleness
+        self._synchronous, self._round_timeout, self._max_steps = bool(synchronous), round_timeout, max_steps
+        self._workers = synchronous  # all of them; `_expected` are those that are waited for
+        self._expected = synchronous or reduce
+        self._changed = Condition()
+        self._version = NONE
+        self._pending: dict[tuple[str, int], tuple[Vector, float]] = {}
+        self._last: dict[str, tuple[int, bool]] = {}  # worker -> its last sequence number and whether it was accepted
+        self._counts: Counter[str] = Counter()
+        self._closed = False
+
+    # ---- what workers call
+
+    def initialise(self, parameters: Vector) -> bool:
+        """Set the parameters at version 0. Only the first call does, and returns True: all workers start equal."""
+        with self._changed:
+            if self._version != NONE:
+                return False
+            self._parameters = np.array(parameters, np.float32).reshape(-1)
+            self._square = np.zeros_like(self._parameters)
+            self._scratch = np.empty_like(self._parameters)
+            self._version = 0
+            self._changed.notify_all()
+            return True
+
+    def pull(self, than: int = NONE, timeout: float | None = None) -> Answer | None:
+        """The parameters when they are newer than version `than`, or final; waits for that, at most `timeout`."""
+        with self._changed:
+            found = self._changed.wait_for(
+                lambda: self._version > than or self._over(), timeout, f"parameters newer than version {than}"
+            )
+            return self._answer(False) if found and self._version != NONE else None
+
+    def push(self, worker: str, sequence: int, gradient: Vector, version: int, weight: float = 1.0) -> Answer:
+        """Take a gradient that was computed at `version` as a mean over `weight` rows.
+
+        A worker's sequence numbers rise; one that is not higher than its last is a repeat, and never applied again.
+        """
+        with self._changed:
+            if self._version == NONE:
+                raise RuntimeError("the gradient service has no parameters yet: call initialise() first")
+            if len(gradient) != len(self._parameters):
+                raise ValueError(f"the gradient has {len(gradient)} numbers, the parameters {len(self._parameters)}")
+            last, accepted = self._last.get(worker, (NONE, False))
+            if sequence > last:
+                accepted = self._take(worker, sequence, gradient, version, weight)
+                self._last[worker] = (sequence, accepted)
+            else:
+                self._counts["repeated"] += 1
+                accepted = accepted and sequence == last
+            if self._synchronous:
+                self._wait_for_round(version)
+            return self._answer(accepted)
+
+    def statistics(self) -> dict[str, int]:
+        """The version, and counts since the start: gradients (that came, repeats apart), staleness (summed over them),
+        stale and not_finite (refused for it), not_finite_in_a_row, repeated, short_rounds."""
+        with self._changed:
+            return {**self._counts, "version": self._version}
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # ---- inside, with the lock held
+
+    def _over(self) -> bool:
+        return self._closed or (self._max_steps is not None and self._version >= self._max_steps)
+
+    def _answer(self, accepted: bool) -> Answer:
+        parameters = buffers.empty(self._parameters.shape, np.float32)
+        np.copyto(parameters, self._parameters)
+        return Answer(accepted, self._over(), self._version, parameters)
+
+    def _take(self, worker: str, sequence: int, gradient: Vector, version: int, weight: float) -> bool:
+        if self._over():
+            return False
+        counts = self._counts
+        counts["gradients"] += 1
+        staleness = self._version - version
+        counts["staleness"] += staleness
+        if self._max_staleness is not None and staleness > self._max_staleness:
+            counts["stale"] += 1
+            if self._expected < self._workers:  # it was not waited for, and is back
+                self._expected += 1
+            return False
+        if self._synchronous:  # what a lost worker left in this round is replaced by its successor's
+            self._pending = {key: value for key, value in self._pending.items() if key[0] != worker}
+        finite = bool(np.isfinite(np.vdot(gradient, gradient)))
+        if finite:
+            counts["not_finite_in_a_row"] = 0
+        else:
+            counts["not_finite"] += 1
+            counts["not_finite_in_a_row"] += 1
+            if not self._synchronous:
+                return False
+            weight = 0.0  # others wait for this worker: it takes part with nothing
+        self._pending[worker, sequence] = (np.array(gradient, np.float32), weight)
+        if len(self._pending) >= self._expected:
+            self._step()
+        return finite
+
+    def _wait_for_round(self, version: int) -> None:
+        done = self._changed.wait_for(
+            lambda: self._version > version or self._over(), self._round_timeout, "the other workers of the round"
+        )
+        if not done and self._pending:
+            self._counts["short_rounds"] += 1
+            self._expected = len(self._pending)
+            self._step()
+
+    def _step(self) -> None:
+        """One step of RMSProp along the weighted mean of what is pending."""
+        pending = list(self._pending.values())
+        self._pending.clear()
+        total = sum(weight for _, weight in pending)
+        if total > 0.0:
+            gradient, square, scratch = pending[0][0], self._square, self._scratch
+            gradient *= np.float32(pending[0][1] / total)
+            for other, weight in pending[1:]:
+                gradient += np.multiply(other, np.float32(weight / total), out=scratch)
+            np.multiply(gradient, gradient, out=scratch)
+            scratch *= np.float32(1.0 - self._decay)
+            square *= np.float32(self._decay)
+            square += scratch
+            np.add(square, np.float32(self._epsilon), out=scratch)
+            np.sqrt(scratch, out=scratch)
+            np.divide(gradient, scratch, out=scratch)
+            scratch *= np.float32(self._rate(self._version) if callable(self._rate) else self._rate)
+            self._parameters -= scratch
+        self._version += 1
+        self._changed.notify_all()
+
+
+class Pushed(NamedTuple):
+    accepted: bool
+    finished: bool
+
+
+class GradientClient:
+    """A worker's side of one or several servers: pushes gradients, and keeps `parameters` the newest in place.
+
+    With several servers each owns a run of whole parameter groups; `groups` are their sizes, in the vector's order.
+    """
+
+    def __init__(self, servers: Sequence[Any], parameters: Vector, groups: Sequence[int] | None = None) -> None:
+        self.parameters = parameters
+        self._servers = servers
+        self._parts = cut(groups or [len(parameters)], len(servers))
+        self.versions = [NONE] * len(servers)
+        context = current()
+        self._worker = context.name
+        self._sequence = context.restarts << 32  # a restarted worker's numbers are higher than before
+
+    @property
+    def version(self) -> int:
+        """Of the first server; with several, each has its own, and they may differ by pushes under way."""
+        return self.versions[0]
+
+    def initialise(self) -> None:
+        """Offer these parameters as those to start from, and take the ones that were offered first."""
+        for server, part in zip(self._servers, self._parts):
+            server.initialise(self.parameters[part])
+        self.pull()
+
+    def pull(self, steps: int = 1, timeout: float | None = None) -> bool:
+        """Wait for parameters that are `steps` or more newer, or final; True when there are any newer ones."""
+        asked = [
+            futures(server).pull(version + steps - 1 if version != NONE else NONE, timeout)
+            for server, version in zip(self._servers, self.versions)
+        ]
+        answers = [future.result() for future in asked]
+        before = self.versions
+        self._load(answers)
+        return self.versions != before
+
+    def push(self, gradient: Vector, weight: float = 1.0) -> Pushed:
+        """Push the mean gradient over `weight` rows at these parameters, and load the newest."""
+        self._sequence += 1
+        asked = [
+            futures(server).push(self._worker, self._sequence, gradient[part], version, weight)
+            for server, part, version in zip(self._servers, self._parts, self.versions)
+        ]
+        answers = [future.result() for future in asked]
+        self._load(answers)
+        accepted = all(answer.accepted for answer in answers)
+        return Pushed(accepted, any(answer.finished for answer in answers))
+
+    def _load(self, answers: Sequence[Answer | None]) -> None:
+        self.versions = list(self.versions)
+        for index, (answer, part) in enumerate(zip(answers, self._parts)):
+            if answer is not None:
+                np.copyto(self.parameters[part], answer.parameters)
+                self.versions[index] = answer.version
+
+
+def cut(groups: Sequence[int], parts: int) -> list[slice]:
+    """Consecutive groups of the given sizes in `parts` slices, as even as whole groups allow."""
+    if parts > len(groups):
+        raise ValueError(f"{len(groups)} parameter groups cannot be cut into {parts} parts")
+    ends = list(itertools.accumulate(groups))
+    total, bounds, first = ends[-1], [0], 0
+    for part in range(1, parts):
+        # the end nearest to an even share that leaves a group for every part to come
+        candidates = range(first, len(ends) - (parts - part))
+        best = min(candidates, key=lambda index: abs(ends[index] - total * part / parts))
+        bounds.append(ends[best])
+        first = best + 1
+    return [slice(begin, end) for begin, end in zip(bounds, [*bounds[1:], total])]
