@@ -21,11 +21,10 @@ from shoal.envs import EnvSpec
 from shoal.functional.policy_gradient import entropy_bonus, policy_gradient_loss, value_loss
 from shoal.functional.returns import explained_variance
 from shoal.functional.vtrace import vtrace
-from shoal.loops.learner import LearnerLoop
-from shoal.loops.wiring import Settings, add_actors, add_evaluator
+from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners
 from shoal.nets.acting import ActorPolicy
 from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.building import export_weights, make_network, named_tensors, to_tensor
+from shoal.nets.building import export_weights, import_weights, make_network, named_tensors, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.user import UserNetwork
 from shoal.program import Program
@@ -54,6 +53,7 @@ class Config:
     reward_clip: float = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
 
     # learning
+    learners: int = 1  # each takes its share of a batch; gradients are summed over all of them
     batch: int = 64  # items per update
     publish_every: int = 1  # updates between versions of the weights
     device: str = "cpu"
@@ -130,14 +130,15 @@ def make_policy(cfg: Config, env_spec: Spaces, seed: int, greedy: bool = False) 
 class Impala:
     """The learner: batches of unrolls in, weights out."""
 
-    def __init__(self, cfg: Config, env_spec: Spaces, seed: int) -> None:
+    def __init__(self, cfg: Config, env_spec: Spaces, seed: int, peers: optim.Peers = optim.ALONE) -> None:
         self.cfg = cfg
         self._device = torch.device(cfg.device)
         self._network = build_network(cfg, env_spec, seed).to(self._device)
         self._observation_space = env_spec.observation_space
         rate = optim.linear(cfg.learning_rate, cfg.anneal_updates) if cfg.anneal_updates else cfg.learning_rate
-        self._optimizer = optim.Local(
+        self._optimizer = optim.make(
             self._network.parameters(),
+            peers,
             rate=rate,
             kind=cfg.optimizer,
             epsilon=cfg.epsilon,
@@ -149,18 +150,22 @@ class Impala:
     def weights(self) -> dict[str, Array]:
         return export_weights(self._tensors)
 
+    def load(self, weights: Mapping[str, Array]) -> None:
+        import_weights(self._tensors, weights)
+
     def update(self, batch: Mapping[str, Array]) -> dict[str, Tensor | float]:
         """One update from time-major columns [T+1, B, ...] and "state/…" [B, ...]; row T only bootstraps."""
         columns = {name: to_tensor(array, self._device) for name, array in batch.items()}
-        loss, count, metrics = self.loss(columns)
-        report = self._optimizer.step(loss * self.cfg.loss_scale, count)
+        loss, rows, metrics = self.loss(columns)
+        report = self._optimizer.step(loss * self.cfg.loss_scale, rows)
         return metrics | {"grad_norm": report.grad_norm, "applied": float(report.applied)}
 
     def loss(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor | float]]:
         """The mean loss over valid rows, their number, and metrics."""
         cfg = self.cfg
         valid, terminated = columns["valid"][:-1], columns["terminated"][:-1]
-        count = valid.sum().clamp(min=1)
+        rows = valid.sum()
+        count = rows.clamp(min=1)
         state = {name.removeprefix("state/"): x for name, x in columns.items() if name.startswith("state/")}
         # An invalid row is the end of an episode: the row after it is the first of the next.
         first = torch.cat([torch.zeros_like(valid[:1]), ~valid])
@@ -196,18 +201,18 @@ class Impala:
                 "rho": rho.sum() / count,
                 "explained_variance": explained_variance(2.0 * for_value, targets, valid, count),
             }
-        return loss, count, metrics
+        return loss, rows, metrics
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
-    """Actors fill a queue of unrolls, one learner empties it: every step is trained on once."""
+    """Actors fill a queue of unrolls, learners empty it: every step is trained on once."""
     p = Program()
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)
     replay = p.add("replay", Replay, [Table.queue("rollouts", cfg.queue)])
-    p.add(
-        "learner",
-        LearnerLoop,
+    add_learners(
+        p,
+        cfg.learners,
         partial(Impala, cfg, env),
         "rollouts",
         cfg.batch,

@@ -57,12 +57,15 @@ class ActorLoop:
         replay: Replay,
         weights: WeightStore,
         metrics: Metrics,
+        *,
+        synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
     ) -> None:
         seed = current().seed
         self._driven = Driven(make_envs(seed), metrics)
         self._writer = Writer(replay, dict(patterns), name=current().name)
         self._recorder = Recorder(make_policy(seed + 1), self._driven.envs.count, rows, self._ship)
         self._weights = weights
+        self._synchronous = synchronous
         self._fetching: Future | None = None
         found = weights.wait(NONE)
         if found is not None:
@@ -86,11 +89,17 @@ class ActorLoop:
         self._driven.report.lap("waiting to insert")
 
     def _refresh(self) -> None:
-        """Take newer weights when they have arrived; ask for them without waiting."""
+        """Take newer weights when they have arrived; ask for them without waiting, unless synchronous."""
+        if self._synchronous:
+            found: Any = self._weights.wait(self._recorder.version)
+            if found is not None:
+                self._recorder.load(*found)
+            self._driven.report.lap("waiting for weights")
+            return
         if self._fetching is None:
             self._fetching = futures(self._weights).newer(self._recorder.version)
         if self._fetching is not None and self._fetching.done():
-            found: Any = self._fetching.result()
+            found = self._fetching.result()
             self._fetching = None
             if found is not None:
                 self._recorder.load(*found)

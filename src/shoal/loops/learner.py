@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from shoal.loops.recorder import Columns
 from shoal.program import Future, current, futures
-from shoal.replay import Replay
+from shoal.replay import Replay, ReplayTimeout, Sample
+from shoal.services.group import Group, Member
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import Weights, WeightStore, make_version, number
+from shoal.services.weights import NONE, Weights, WeightStore, make_version, number
+from shoal.sync import sleep
 
 MAX_REFUSED = 10  # updates refused in a row before the run gives up
+PATIENCE = 1.0  # seconds after which one of several learners asks for its data anew
 
 
 class NonFinite(RuntimeError):
@@ -29,12 +32,23 @@ class Learner(Protocol):
     def weights(self) -> Weights: ...
 
 
+class GroupLearner(Learner, Protocol):
+    """One that can be one of several, which start from the same weights."""
+
+    def load(self, weights: Weights) -> None: ...
+
+
 class LearnerLoop:
-    """One step is one update."""
+    """One step is one update.
+
+    With a `group`, this is learner `rank` of `learners` that update together: `make_learner` is also given the `Member`
+    through which they add up. Rank 0 publishes and counts. When one of them is lost all start again, from the newest
+    weights, in a new generation.
+    """
 
     def __init__(
         self,
-        make_learner: Callable[[int], Learner],
+        make_learner: Callable[..., Learner],  # of a seed, and of a Member where there is a group
         table: str,
         batch: int,  # items per update
         replay: Replay,
@@ -45,17 +59,27 @@ class LearnerLoop:
         publish_every: int = 1,
         max_updates: int | None = None,
         beta: float | None = None,  # adds a column "importance" [items]: the weights of prioritised replay
+        synchronous: bool = False,  # what was acted with older weights than the newest is thrown away and counted
+        group: Group | None = None,
+        rank: int = 0,
+        learners: int = 1,
     ) -> None:
-        self._learner = make_learner(current().seed)
         self._table, self._batch = table, batch
         self._replay, self._weights = replay, weights
         self._publish_every, self._max_updates = publish_every, max_updates
-        self._beta = beta
+        self._beta, self._synchronous = beta, synchronous
+        self._leads = rank == 0
         self._updates = 0
         self._refused = 0
-        self._generation = current().restarts
         self._report = Reporter(metrics)
-        self._publish()
+        if group is None:
+            self._learner, self._generation, self._timeout = make_learner(current().seed), current().restarts, None
+            self._publish()
+        else:
+            member = Member(group, rank, learners)
+            learner = make_learner(current().seed, member)
+            self._learner, self._generation, self._timeout = learner, member.generation, PATIENCE
+            self._start_equal(cast(GroupLearner, learner))
         self._asked: collections.deque[Future] = collections.deque()
         for _ in range(prefetch + 1):
             self._ask()
@@ -65,14 +89,15 @@ class LearnerLoop:
         report = self._report
         if self._max_updates is not None and self._updates >= self._max_updates:
             return False
-        sample = self._asked.popleft().result()
+        sample = self._take()
         report.lap("waiting for data")
         batch = sample.data
         if self._beta is not None:
             batch = {**batch, "importance": sample.importance_weights(self._beta)}
         measured = self._learner.update(batch)
         self._updates += 1
-        report.count("learner_steps")
+        if self._leads:
+            report.count("learner_steps")
         report.count("trained_steps", _transitions(batch))
         self._judge(bool(measured.pop("applied", True)))
         report.lap("learning")
@@ -82,26 +107,55 @@ class LearnerLoop:
             self._publish()
         report.lap("publishing")
         if report.due():
-            report.values.update(measured)
-            report.values["staleness"] = self._updates - 1 - float(np.mean(number(batch["version"])))
-            report.values["version"] = self._updates
+            if self._leads:
+                report.values.update(measured)
+                acted: Any = batch["version"]
+                report.values["staleness"] = self._updates - 1 - float(np.mean(number(acted)))
+                report.values["version"] = self._updates
             report.flush()
         del sample, batch  # their memory can be used again
         self._ask()
         return True
 
     def _ask(self) -> None:
-        self._asked.append(futures(self._replay).sample(self._table, self._batch))
+        self._asked.append(futures(self._replay).sample(self._table, self._batch, timeout=self._timeout))
+
+    def _take(self) -> Sample:
+        while True:
+            try:
+                sample: Sample = self._asked.popleft().result()
+            except ReplayTimeout:
+                self._ask()
+                continue
+            if not self._synchronous or sample.data["version"][-1].min() >= self._published:
+                return sample
+            self._report.count("stale_items", len(sample))
+            self._ask()
 
     def _publish(self) -> None:
-        self._weights.publish(self._learner.weights(), make_version(self._generation, self._updates))
+        self._published = make_version(self._generation, self._updates)
+        if self._leads:
+            self._weights.publish(self._learner.weights(), self._published)
+
+    def _start_equal(self, learner: GroupLearner) -> None:
+        """Begin with the weights of all others: the newest, or where there are none those that rank 0 was made with."""
+        if not self._leads:
+            found = self._weights.wait(make_version(self._generation, 0) - 1)
+        elif (found := self._weights.newer(NONE)) is not None:
+            sleep(2 * PATIENCE)  # what the lost learners asked for must not be answered with data for the new ones
+        if found is not None:
+            version, weights = found
+            learner.load(weights)
+            self._updates = number(version)
+        self._publish()
 
     def _judge(self, applied: bool) -> None:
         if applied:
             self._refused = 0
             return
         self._refused += 1
-        self._report.count("refused_updates")
+        if self._leads:
+            self._report.count("refused_updates")
         if self._refused >= MAX_REFUSED:
             raise NonFinite(
                 f"loss or gradient were not finite in {MAX_REFUSED} updates in a row: lower the learning rate, "

@@ -1,4 +1,4 @@
-"""Wiring that every algorithm's program shares: its actors and its evaluator."""
+"""Wiring that every algorithm's program shares: its actors, its learners and its evaluator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, Protocol, cast
 
 from shoal import envs
 from shoal.envs import EnvSpec
+from shoal.errors import UserError
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
+from shoal.loops.learner import GroupLearner, LearnerLoop
 from shoal.loops.recorder import Policy
 from shoal.program import Program
 from shoal.replay import Pattern, Replay
+from shoal.services.group import Group
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -61,12 +64,25 @@ def add_actors(
     replay: Replay,
     weights: WeightStore,
     metrics: Metrics,
+    *,
+    synchronous: bool = False,
 ) -> None:
     """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
     build: Any = partial(make_envs, env, cfg.envs_per_actor, cfg.vectorizer)
     if cfg.inference == "local":
         for index in range(cfg.actors):
-            program.add(f"actor/{index}", ActorLoop, build, policy, patterns, rows, replay, weights, metrics)
+            program.add(
+                f"actor/{index}",
+                ActorLoop,
+                build,
+                policy,
+                patterns,
+                rows,
+                replay,
+                weights,
+                metrics,
+                synchronous=synchronous,
+            )
         return
     count = min(cfg.inference_servers, cfg.actors)
     servers = [
@@ -86,6 +102,42 @@ def add_actors(
     ]
     for index in range(cfg.actors):
         program.add(f"actor/{index}", RemoteActorLoop, build, rows, servers[index % count], metrics)
+
+
+def add_learners(
+    program: Program,
+    count: int,
+    make_learner: Callable[..., GroupLearner],  # of a seed, and of the `Member` where there are several
+    table: str,
+    batch: int,  # items per update, of all learners together
+    replay: Replay,
+    weights: WeightStore,
+    metrics: Metrics,
+    **options: Any,  # of LearnerLoop
+) -> None:
+    """`learner`, and with several `learner/1`, `learner/2`, …: each takes its share of every batch."""
+    if count == 1:
+        program.add("learner", LearnerLoop, make_learner, table, batch, replay, weights, metrics, **options)
+        return
+    if batch < count:
+        raise UserError(f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items.")
+    group = program.add("group", Group, count)
+    for rank in range(count):
+        program.add(
+            "learner" if rank == 0 else f"learner/{rank}",
+            LearnerLoop,
+            make_learner,
+            table,
+            batch * (rank + 1) // count - batch * rank // count,
+            replay,
+            weights,
+            metrics,
+            group=group,
+            rank=rank,
+            learners=count,
+            **options,
+        )
+    program.place("learner*", restart=True)
 
 
 def add_evaluator(

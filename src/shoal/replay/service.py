@@ -170,7 +170,7 @@ class Replay:
             versions = None
             if isinstance(table.limiter, Round):
                 versions = streams.store.columns["version"][
-                    streams.addresses(spans.environment, spans.start + spans.history)
+                    streams.addresses(spans.environment, spans.start + spans.length - 1)
                 ]
             writer.arriving[name] = _Arriving(start, spans.length, spans.history, priorities, states, versions)
 

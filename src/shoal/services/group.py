@@ -125,10 +125,11 @@ class Group:
 class Member:
     """One learner's part in its group; making it waits for the others. See `shoal.optim.Peers`."""
 
-    def __init__(self, group: Group, rank: int, size: int, device: torch.device | None = None) -> None:
+    def __init__(self, group: Group, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._group = group
-        self._device = device or torch.device("cpu")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(rank % torch.cuda.device_count())  # "cuda" is from now on this learner's own
         self._inline = sync.scheduler() is not None
         self.generation, machines = group.join(rank, current().restarts, _machine())
         if not self._inline:
@@ -138,12 +139,12 @@ class Member:
         """The sum over all learners, the same to the last bit on each of them."""
         if self._inline:
             return torch.from_numpy(self._group.sum(self.generation, self.rank, values.cpu().numpy())).to(values.device)
-        total = values.to(self._device, copy=True)
+        total = values.clone()
         try:
             distributed.all_reduce(total)
         except RuntimeError as error:
             raise PeerLost(f"learner {self.rank} lost the others: {str(error).splitlines()[0]}") from error
-        return total.to(values.device)
+        return total
 
     def _connect(self, one_machine: bool) -> None:
         if one_machine:  # nothing of this is for other machines to see
@@ -153,8 +154,8 @@ class Member:
             store = self._listen(one_machine) if self.rank == 0 else self._call()
             store.set(f"here/{self.rank}", "")
             store.wait([f"here/{rank}" for rank in range(self.size)], MEETING)
-            backend = "nccl" if self._device.type == "cuda" else "gloo"
-            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=SUMMING)
+            backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            distributed.init_process_group(backends, store=store, rank=self.rank, world_size=self.size, timeout=SUMMING)
         except RuntimeError as error:
             raise PeerLost(f"learner {self.rank} could not connect to the others: {error}") from error
 
