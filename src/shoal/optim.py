@@ -9,6 +9,7 @@ a subclass replaces `_reduce` and everything after it (clip, finiteness, update)
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from shoal.services.gradients import GradientClient, GradientServer
 class StepReport:
     grad_norm: float  # of the reduced gradient, before clipping
     applied: bool  # False: loss or gradient was not finite and changed nothing, or the gradient service refused it
+    waited: float = 0.0  # seconds, for other nodes
 
 
 Schedule = Callable[[int], float]  # updates done → learning rate
@@ -185,10 +187,13 @@ class Remote:
                 gradient.fill_(math.nan)
             elif self._clip_norm is not None and norm > self._clip_norm:
                 gradient.mul_(self._clip_norm / norm)
-            pushed = self._service.push(gradient.cpu().numpy(), 1.0 if count is None else float(count))
+            weight = 1.0 if count is None else float(count)
+            begin = time.perf_counter()
+            pushed = self._service.push(gradient.cpu().numpy(), weight)
+            waited = time.perf_counter() - begin
             self.flat.copy_(self._on_host)
         self.finished = pushed.finished
-        return StepReport(norm, pushed.accepted)
+        return StepReport(norm, pushed.accepted, waited)
 
 
 @torch.no_grad()

@@ -33,15 +33,20 @@ class Settings:
     eval_every: float = 0.5  # seconds from one evaluation to the next
 
 
-class ActorConfig(Protocol):
+class EvaluatorConfig(Protocol):
+    """The fields of an algorithm's config that judging needs."""
+
+    @property
+    def vectorizer(self) -> str: ...
+
+
+class ActorConfig(EvaluatorConfig, Protocol):
     """The fields of an algorithm's config that acting needs."""
 
     @property
     def actors(self) -> int: ...
     @property
     def envs_per_actor(self) -> int: ...
-    @property
-    def vectorizer(self) -> str: ...
     @property
     def inference(self) -> str: ...
     @property
@@ -143,7 +148,7 @@ def add_learners(
 def add_evaluator(
     program: Program,
     settings: Settings,
-    cfg: ActorConfig,
+    cfg: EvaluatorConfig,
     env: EnvSpec,
     policy: Callable[[int], Policy],
     weights: WeightStore,

@@ -70,10 +70,12 @@ class Reporter:
         self._lap = time.perf_counter()
         self._next = 0.0  # the first report goes out at once
 
-    def lap(self, activity: str) -> None:
-        """The time since the last lap went into `activity`."""
+    def lap(self, activity: str, waited: float = 0.0) -> None:
+        """The time since the last lap went into `activity`, but for the seconds that it `waited` for other nodes."""
         now = time.perf_counter()
-        self._times[activity] += now - self._lap
+        self._times[activity] += now - self._lap - waited
+        if waited:
+            self._times["waiting"] += waited
         self._lap = now
 
     def count(self, name: str, amount: float = 1) -> None:
