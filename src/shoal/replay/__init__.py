@@ -7,7 +7,7 @@ from .errors import BadCheckpoint, ReplayClosed, ReplayTimeout
 from .frames import FrameStack
 from .limiters import MinSize, Queue, Quota, SamplesPerInsert, Stack
 from .messages import Block, Inserted, Items, Sample, Spans
-from .patterns import Appended, Pattern, rollout
+from .patterns import Appended, Pattern, n_step, rollout, sequence
 from .selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 from .service import Replay
 from .writer import Writer
@@ -38,5 +38,7 @@ __all__ = [
     "Table",
     "Uniform",
     "Writer",
+    "n_step",
     "rollout",
+    "sequence",
 ]

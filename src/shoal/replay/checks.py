@@ -11,8 +11,11 @@ from .messages import Array, Block, Items
 from .tables import RunningTable
 
 
-def check_block(block: Block, streams: Streams | None, tables: Mapping[str, RunningTable]) -> None:
-    """Raise ValueError unless the block's rows and items can be stored. `streams` are those of its writer so far."""
+def check_block(block: Block, streams: Streams | None, tables: Mapping[str, RunningTable]) -> tuple[int, int]:
+    """Raise ValueError unless the block's rows and items can be stored; else its rows and environments.
+
+    `streams` are those of its writer so far.
+    """
     rows, environments = check_rows(block.columns)
     if streams is not None:
         if environments != streams.environments:
@@ -30,6 +33,9 @@ def check_block(block: Block, streams: Streams | None, tables: Mapping[str, Runn
             check_columns(block.columns, table.store, f"table {name!r} holds")
         if table.description.signature is not None:
             check_signature(block, name, table.description.signature)
+        if table.limiter.refuses and "version" not in block.columns:
+            raise ValueError(f"table {name!r} has a quota per version; send a column 'version' with the rows")
+    return rows, environments
 
 
 def check_rows(columns: Mapping[str, Array]) -> tuple[int, int]:

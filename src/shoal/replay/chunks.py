@@ -18,6 +18,8 @@ import numpy as np
 from .memory import Memory
 from .messages import Array
 
+_ONE = np.int32(1)  # of the references' own type: anything else takes `ufunc.at` 25 times as long
+
 Schema = tuple[tuple[str, tuple[int, ...], str], ...]  # (column, shape of one row, dtype), by name
 
 
@@ -65,6 +67,10 @@ class Store:
         """Chunks that are referred to, or wait for a gather to end."""
         return self.fresh - self._free_count
 
+    @property
+    def used_bytes(self) -> int:
+        return self.used * self.length * self.row_bytes
+
     def allocate(self, count: int) -> Array:
         """`count` chunks with one reference each, ascending."""
         from_free = min(count, self._free_count)
@@ -84,11 +90,11 @@ class Store:
         return ids
 
     def hold(self, chunks: Array) -> None:
-        np.add.at(self.references, chunks, 1)
+        np.add.at(self.references, chunks, _ONE)
 
     def drop(self, chunks: Array) -> None:
         """Take one reference from each (a chunk may occur several times); free those that have none left."""
-        np.subtract.at(self.references, chunks, 1)
+        np.subtract.at(self.references, chunks, _ONE)
         unused = chunks[self.references[chunks] == 0]
         if len(unused):
             unused = np.unique(unused)
@@ -121,8 +127,8 @@ class Store:
     def chunks_of(self, start: Array, length: Array) -> Array:
         """Every chunk that the items at these addresses refer to, once per item."""
         first = start >> self.shift
-        crossing = (start & self.mask) + length > self.length
-        return np.concatenate([first, self.following[first[crossing]]])
+        crossing = np.flatnonzero((start & self.mask) + length > self.length)
+        return np.concatenate([first, self.following[first[crossing]]]) if len(crossing) else first
 
     def jumps(self, start: Array) -> Array:
         """What to add to an address behind the end of an item's first chunk to land in the following one."""

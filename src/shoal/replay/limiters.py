@@ -65,7 +65,7 @@ class SamplesPerInsert:
     """Keeps samples within `error_buffer` of `ratio` times the inserts, counted from when `min_size` are there.
 
     Both sides wait: inserting when it is `error_buffer` samples ahead, sampling when it is as far behind. A batch can
-    only be as large as 2 * error_buffer.
+    only be as large as 2 * error_buffer - ratio.
     """
 
     ratio: float
@@ -98,7 +98,8 @@ class SamplesPerInsert:
         return max(0, min(wanted, math.floor(self._ahead(counts) + self.error_buffer + 1e-9)))
 
     def largest_sample(self, capacity: int) -> float:
-        return math.floor(2 * self.error_buffer) if capacity >= self.min_size else 0
+        # not all of 2 * error_buffer: inserting stops somewhere within one insert of its limit
+        return math.floor(2 * self.error_buffer - self.ratio) if capacity >= self.min_size else 0
 
     def state(self, counts: Counts) -> str:
         return (

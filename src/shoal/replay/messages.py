@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,6 +104,10 @@ class Sample:
             cut = (slice(None),) * window.axis + (slice(window.start, window.stop),)
             data[name] = self.arrays[window.source][cut]
         return data
+
+    def with_data(self, data: dict[str, Array]) -> Sample:
+        """The same sample with other columns."""
+        return replace(self, arrays=data, windows={})
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -7,15 +7,18 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from .frames import Padding
 from .messages import Array, Spans
-from .views import View, Whole
+from .views import Transition, View, Whole
+
+EpisodeEnd = Literal["pad", "shift", "drop"]
+Stacks = tuple[tuple[str, int], ...]  # columns that become frame stacks, and of how many frames
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +69,122 @@ def rollout(length: int, *, stack: Mapping[str, int] | None = None, padding: Pad
     return _Rollout(length, Whole(length + 1, stack=_stacks(stack), padding=padding))
 
 
-def _stacks(stack: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
+@dataclass(frozen=True)
+class _NStep:
+    n: int
+    view: Transition
+
+    @property
+    def rows(self) -> int:
+        return self.n + 1 + _history(self.view.stack)
+
+    def spans(self, block: Appended) -> Spans:
+        # a row completes the item that begins n rows before it in the same episode
+        step, environment = np.nonzero(block.position >= self.n)
+        taken = np.full(len(step), self.n)
+        if not block.valid.all():  # an episode's last row completes the shorter items too
+            end, whose = np.nonzero(~block.valid)
+            most = np.minimum(block.position[end, whose], self.n - 1)
+            step = np.concatenate([step, np.repeat(end, most)])
+            environment = np.concatenate([environment, np.repeat(whose, most)])
+            taken = np.concatenate([taken, np.repeat(np.cumsum(most), most) - np.arange(most.sum())])
+        return _ending_at(block, step, environment, taken, self.view.stack)
+
+
+def n_step(
+    n: int,
+    discount: float,
+    *,
+    following: Iterable[str] = ("observation",),
+    stack: Mapping[str, int] | None = None,
+    padding: Padding = "repeat",
+) -> Pattern:
+    """Every transition with its n-step return: "observation", "action", … of its row, "reward" the discounted sum of n
+    rewards, "discount" what to multiply the value of "next_observation", n rows later, with.
+
+    Where the episode ends earlier, n is smaller and the next observation is the final one. `following` names the
+    columns (with all below "name/") that are wanted n rows later too.
+    """
+    _at_least(1, n=n)
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f"discount={discount} must be between 0 and 1")
+    return _NStep(n, Transition(n, discount, tuple(following), _stacks(stack), padding))
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    period: int
+    burn_in: int
+    end: EpisodeEnd
+    view: Whole
+
+    @property
+    def rows(self) -> int:
+        return self.view.rows + _history(self.view.stack)
+
+    def spans(self, block: Appended) -> Spans:
+        last = self.view.rows - 1
+        begin = block.position - last  # where in the episode the item begins that this row completes
+        step, environment = np.nonzero((begin >= 0) & (begin % self.period == 0))
+        taken = np.full(len(step), last)
+        if self.end != "drop" and not block.valid.all():
+            end, whose = np.nonzero(~block.valid)
+            final = block.position[end, whose]
+            begin_full = final - last
+            partial = np.where(begin_full >= 0, (begin_full // self.period + 1) * self.period, 0)
+            uncovered = ~((begin_full >= 0) & (begin_full % self.period == 0)) & (partial + self.burn_in < final)
+            if self.end == "shift":
+                partial = np.maximum(begin_full, 0)
+            step = np.concatenate([step, end[uncovered]])
+            environment = np.concatenate([environment, whose[uncovered]])
+            taken = np.concatenate([taken, (final - partial)[uncovered]])
+        return _ending_at(block, step, environment, taken, self.view.stack)
+
+
+def sequence(
+    length: int,
+    *,
+    period: int | None = None,
+    burn_in: int = 0,
+    end: EpisodeEnd = "pad",
+    stack: Mapping[str, int] | None = None,
+    padding: Padding = "repeat",
+) -> Pattern:
+    """Sequences of `burn_in` + `length` transitions and one more observation, within one episode, every `period` rows.
+
+    What is left at an episode's end, when it is not covered yet: "pad" keeps it as a shorter item, sampled with zeros
+    behind it and the column "mask" False there; "shift" begins it earlier, so that it is whole (and pads only episodes
+    shorter than an item); "drop" leaves it out. An item has at least one transition after its burn-in.
+    """
+    period = length if period is None else period
+    _at_least(1, length=length, period=period)
+    _at_least(0, burn_in=burn_in)
+    if period > length:
+        raise ValueError(
+            f"period={period} would leave gaps between sequences of length={length}; it may be {length} at most"
+        )
+    if end not in ("pad", "shift", "drop"):
+        raise ValueError(f"end={end!r} is none of 'pad', 'shift' and 'drop'")
+    view = Whole(burn_in + length + 1, masked=end != "drop", stack=_stacks(stack), padding=padding)
+    return _Sequence(period, burn_in, end, view)
+
+
+def _ending_at(block: Appended, step: Array, environment: Array, taken: Array, stack: Stacks) -> Spans:
+    """Items of `taken` transitions that end with rows `step` of a block, in order of time."""
+    order = np.argsort(step, kind="stable")
+    step, environment, taken = step[order], environment[order], taken[order]
+    before = block.position[step, environment] - taken
+    history = np.minimum(before, _history(stack))
+    return Spans(environment, block.first_row + step - taken - history, taken + 1 + history, history)
+
+
+def _stacks(stack: Mapping[str, int] | None) -> Stacks:
     stacks = tuple(sorted((stack or {}).items()))
     _at_least(1, **{f"stack of {name}": count for name, count in stacks})
     return stacks
 
 
-def _history(stack: tuple[tuple[str, int], ...]) -> int:
+def _history(stack: Stacks) -> int:
     return max((count for _, count in stack), default=1) - 1
 
 

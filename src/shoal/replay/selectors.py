@@ -20,6 +20,8 @@ from .sumtree import SumTree
 class Running(ABC):
     """A running selector; it is told of items after they came or changed, and before they go."""
 
+    item_bytes = 0  # memory that it needs per item
+
     @abstractmethod
     def insert(self, slots: Array) -> None: ...
 
@@ -109,6 +111,8 @@ Selector = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 class _Members(Drawn):
     """The occupied slots side by side; the last ones fill the holes that removal leaves."""
 
+    item_bytes = 8
+
     def __init__(self, slots: int) -> None:
         self._slots = np.empty(slots, np.int32)
         self._place = np.empty(slots, np.int32)
@@ -146,6 +150,8 @@ class _Members(Drawn):
 
 
 class _Weighted(Drawn):
+    item_bytes = 16
+
     def __init__(self, exponent: float, keys: Array, priorities: Array) -> None:
         self._exponent = exponent
         self._keys = keys
@@ -178,6 +184,8 @@ class _Weighted(Drawn):
 
 class _InOrder(Ranked):
     """Slots in the order in which they were filled. A removed one stays in the list, marked, until an end passes it."""
+
+    item_bytes = 12
 
     def __init__(self, slots: int) -> None:
         self._list = np.empty(2 * slots + 16, np.int32)

@@ -37,7 +37,7 @@ class SumTree:
         if count == 0:
             return
         first = int(indices[0])
-        if int(indices[-1]) - first == count - 1 and (count == 1 or bool((np.diff(indices) == 1).all())):
+        if int(indices[-1]) - first == count - 1 and bool((indices[1:] > indices[:-1]).all()):
             self._set_range(first, count, weights)
             return
         leaves = self._levels[0]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .chunks import Store
 from .description import Table
+from .extensions import Extension
 from .limiters import Counts
 from .messages import Array
 from .selectors import Drawn, Ranked
+from .statistics import Statistics
 from .views import View
 
 _EMPTY = -1
+_ONE = np.int32(1)  # of the counters' own type: anything else takes `ufunc.at` 25 times as long
 
 
 @dataclass
@@ -33,7 +37,7 @@ class Chosen:
 class RunningTable:
     """The items of one table. Not safe for threads by itself: the service holds its lock around every call."""
 
-    def __init__(self, table: Table, generator: np.random.Generator) -> None:
+    def __init__(self, table: Table, generator: np.random.Generator, extensions: Sequence[Extension] = ()) -> None:
         self.description = table
         self.generator = generator
         slots = table.slots
@@ -49,10 +53,14 @@ class RunningTable:
         self.view: View | None = None
         self.limiter = table.limiter.start()
         self.counts = Counts()
+        self.statistics = Statistics()
+        self._extensions = extensions
         self.deletes = 0
         self.refused = 0  # items that a quota turned away or whose rows were lost
         self.stale_updates = 0  # priorities for items that were gone
         self.uses_left = 0  # samples that remain before max_times_sampled removes everything
+        most = table.capacity * max(1, table.max_times_sampled)
+        self._largest_sample = min(most, self.limiter.largest_sample(table.capacity))
         self._bits = max(1, (slots - 1).bit_length())
         self._fresh = 0  # slots from here on were never used
         self._free = np.empty(slots, np.int32)
@@ -66,9 +74,34 @@ class RunningTable:
     def size(self) -> int:
         return self.counts.size
 
+    def state(self) -> str:
+        """What the limiter says, for a person."""
+        return self.limiter.state(self.counts)
+
+    def bound(self) -> tuple[Store, View]:
+        """What the items refer to and how they are read; there is at least one item."""
+        assert self.store is not None
+        assert self.view is not None
+        return self.store, self.view
+
+    def item_bytes(self) -> int:
+        """Memory of the arrays that describe items, as far as they were used."""
+        each = sum(array.itemsize for array in self._arrays()) + sum(each.item_bytes for each in self._selectors)
+        return self._fresh * each
+
+    def ages_and_uses(self, most: int) -> tuple[Array, Array]:
+        """Number of the insert and times sampled of at most `most` items, evenly spread."""
+        part = slice(0, self._fresh, max(1, -(-self._fresh // most)))
+        keys, times = self.key[part], self.times_sampled[part]
+        there = keys != _EMPTY
+        return keys[there] >> self._bits, times[there]
+
     def live(self) -> Array:
         """Occupied slots."""
         return np.flatnonzero(self.key[: self._fresh] != _EMPTY)
+
+    def _arrays(self) -> tuple[Array, ...]:
+        return self.start, self.length, self.history, self.key, self.times_sampled, self.priority
 
     def bind(self, view: View, store: Store, states: dict[str, Array]) -> None:
         """Fix what the items of this table are like, as the first ones say."""
@@ -105,6 +138,9 @@ class RunningTable:
         self.uses_left += count * self.description.max_times_sampled
         if self.store is not None:
             self.store.hold(self.store.chunks_of(start, length))
+        for extension in self._extensions:
+            extension.inserted(self.description.name, keys, priority)
+        self.statistics.mark(self.counts.inserts, self.counts.samples)
         return keys
 
     def _take_slots(self, count: int) -> Array:
@@ -146,22 +182,39 @@ class RunningTable:
         limit = self.description.max_times_sampled
         if limit:
             self.uses_left -= int((limit - self.times_sampled[slots]).sum())
+        for extension in self._extensions:
+            extension.deleted(self.description.name, keys)
         return keys
 
     # Sampling
 
-    def available(self) -> int:
-        """How many samples the items that are there can give."""
+    def sampleable(self, count: int) -> int:
+        """How many of `count` items may be sampled now: what the limiter allows and the items there can give."""
         if self.description.max_times_sampled:
-            return self.uses_left
-        return np.iinfo(np.int64).max if self.size else 0
+            count = min(count, self.uses_left)
+        return self.limiter.sampleable(self.counts, count) if self.counts.size else 0
+
+    def check_sample(self, batch: int, least: int, layout: str) -> None:
+        """Raise ValueError for a batch that can never be given."""
+        name, capacity = self.description.name, self.description.capacity
+        if layout not in ("time", "batch"):
+            raise ValueError(f"layout={layout!r} is neither 'time' nor 'batch'")
+        if not 1 <= least <= batch:
+            raise ValueError(f"a sample of table {name!r} needs 1 <= minimum <= batch, not {least} and {batch}")
+        if least > self._largest_sample:
+            raise ValueError(
+                f"a sample of {least:,} can never come from table {name!r}, which gives at most "
+                f"{self._largest_sample:,} at once with capacity={capacity:,} and {self.description.limiter}; "
+                "ask for less or enlarge those"
+            )
 
     def sample(self, count: int) -> Chosen:
-        """`count` items (at most `available`), as if drawn one by one: one at its limit is not drawn again."""
+        """`count` items (at most `sampleable`), as if drawn one by one: one at its limit is not drawn again."""
         pieces = [self._sample(count)]
         while (missing := count - sum(len(piece.keys) for piece in pieces)) > 0:
             pieces.append(self._sample(missing))
         self.counts.samples += count
+        self.statistics.mark(self.counts.inserts, self.counts.samples)
         return pieces[0] if len(pieces) == 1 else _join(pieces)
 
     def _sample(self, count: int) -> Chosen:
@@ -176,7 +229,7 @@ class RunningTable:
             if limit != 1:
                 slots = np.repeat(slots, limit - self.times_sampled[slots] if limit else count)[:count]
             probabilities = np.ones(len(slots))
-        np.add.at(self.times_sampled, slots, 1)
+        np.add.at(self.times_sampled, slots, _ONE)
         chosen = Chosen(
             start=self.start[slots],
             length=self.length[slots].astype(np.int64),
@@ -187,6 +240,8 @@ class RunningTable:
             probabilities=probabilities,
             states={name: values[slots] for name, values in self.states.items()},
         )
+        for extension in self._extensions:
+            extension.sampled(self.description.name, chosen.keys)
         if limit:
             self.uses_left -= len(slots)
             worn = slots[chosen.times_sampled >= limit]
@@ -207,16 +262,19 @@ class RunningTable:
         slots = np.where(there, slots, 0)
         return np.where(there & (self.key[slots] == keys), slots, -1)
 
-    def update(self, keys: Array, priorities: Array) -> Array:
-        """Set priorities; keys of the items that were still there."""
+    def update(self, keys: Array, priorities: Array) -> int:
+        """Set priorities; how many of the items were still there."""
         slots = self.find(keys)
         there = slots >= 0
         slots = slots[there]
-        self.priority[slots] = priorities[there]
+        priorities = priorities[there]
+        self.priority[slots] = priorities
         for selector in self._selectors:
             selector.update(slots)
         self.stale_updates += len(keys) - len(slots)
-        return keys[there]
+        for extension in self._extensions:
+            extension.updated(self.description.name, keys[there], priorities)
+        return len(slots)
 
 
 def _occurrence(values: Array) -> Array:

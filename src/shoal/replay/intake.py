@@ -1,0 +1,158 @@
+"""How a block becomes rows and items: which writer it is from, where its rows go, and what waits to be let in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .checks import check_block, check_window
+from .chunks import Piece, Schema, Store, Streams, schema_of
+from .limiters import Round
+from .memory import Memory
+from .messages import Array, Block
+from .tables import RunningTable
+
+
+@dataclass
+class Arriving:
+    """Items of a block on their way into a table."""
+
+    start: Array  # addresses
+    length: Array
+    history: Array
+    priorities: Array
+    states: dict[str, Array]
+    versions: Array | None  # only for a quota
+    done: int = 0  # how many are in
+
+    def __len__(self) -> int:
+        return len(self.start) - self.done
+
+    def move(self, count: int, table: RunningTable) -> None:
+        """Insert the next `count` into the table."""
+        end = self.done + count
+        while self.done < end:
+            part = slice(self.done, self.done + table.room(end - self.done))
+            states = {name: values[part] for name, values in self.states.items()}
+            table.insert(self.start[part], self.length[part], self.history[part], self.priorities[part], states)
+            self.done = part.stop
+
+
+@dataclass
+class KnownWriter:
+    """What the service knows of a writer."""
+
+    name: str
+    life: int
+    sequence: int = -1  # of its newest block
+    streams: Streams | None = None
+    arriving: dict[str, Arriving] = field(default_factory=dict)  # what limiters hold up of the newest block
+    accepted: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    busy: bool = False  # a call is going on
+
+    def has_received(self, block: Block) -> bool:
+        """Whether the block was taken in before, wholly."""
+        if block.life != self.life:
+            return block.life < self.life
+        return block.sequence < self.sequence or (block.sequence == self.sequence and not self.arriving)
+
+
+class Intake:
+    """Writers, and the stores that their rows go to. The service holds its lock around every call."""
+
+    def __init__(self, tables: Mapping[str, RunningTable], memory: Memory, chunk_length: int | None) -> None:
+        self.writers: dict[str, KnownWriter] = {}
+        self.stores: dict[Schema, Store] = {}
+        self._tables = tables
+        self._memory = memory
+        self._chunk_length = chunk_length
+
+    def writer(self, block: Block) -> KnownWriter:
+        """The block's writer; a new life of one ends the life before."""
+        writer = self.writers.get(block.writer)
+        if writer is None or block.life > writer.life:
+            self.forget(block.writer)
+            writer = self.writers[block.writer] = KnownWriter(block.writer, block.life)
+        return writer
+
+    def forget(self, name: str) -> None:
+        writer = self.writers.pop(name, None)
+        if writer is not None and writer.streams is not None:
+            writer.streams.close()
+
+    def reserve(self, writer: KnownWriter, block: Block) -> tuple[Streams, list[Piece]]:
+        """Check the block and find places for its rows."""
+        rows, environments = check_block(block, writer.streams, self._tables)
+        streams = writer.streams
+        if streams is None or streams.rows != block.first_row:  # new, or rows were lost with a restart of the service
+            store = self.store(schema_of(block.columns), block)
+            if streams is not None:
+                streams.close()
+            streams = writer.streams = Streams(store, environments, block.first_row)
+        return streams, streams.reserve(rows)
+
+    def store(self, schema: Schema, block: Block) -> Store:
+        store = self.stores.get(schema)
+        if store is None:
+            store = Store(schema, self._chunk_length or max(64, block.window), self._memory)
+        check_window(block, store)
+        self.stores[schema] = store
+        return store
+
+    def receive(self, writer: KnownWriter, streams: Streams, block: Block) -> None:
+        """The block's rows are in their places: take down which items are to be let in."""
+        for name, left in writer.arriving.items():  # the writer gave up on these after a timeout
+            self._tables[name].refused += len(left)
+        writer.arriving, writer.accepted, writer.refused = {}, {}, {}
+        writer.sequence = block.sequence
+        for name, items in block.items.items():
+            table, spans, priorities, states = self._tables[name], items.spans, items.priorities, items.states
+            table.bind(items.view, streams.store, states)
+            writer.accepted[name] = writer.refused[name] = 0
+            if not len(spans):
+                continue
+            if spans.start.min() < streams.first_row:
+                kept = spans.start >= streams.first_row
+                self.refuse(writer, name, int((~kept).sum()))
+                spans, priorities = spans.select(kept), priorities[kept]
+                states = {column: values[kept] for column, values in states.items()}
+            start = streams.addresses(spans.environment, spans.start)
+            versions = None
+            if isinstance(table.limiter, Round):
+                first = streams.addresses(spans.environment, spans.start + spans.history)
+                versions = streams.store.columns["version"][first]
+            if len(spans):
+                writer.arriving[name] = Arriving(start, spans.length, spans.history, priorities, states, versions)
+
+    def admit(self, writer: KnownWriter) -> None:
+        """Let in what the limiters allow at this moment."""
+        for name, arriving in list(writer.arriving.items()):
+            table = self._tables[name]
+            if isinstance(table.limiter, Round) and arriving.versions is not None:
+                allowed, opens = table.limiter.admit(writer.name, arriving.versions)
+                if opens:
+                    table.shrink(0)
+                self.refuse(writer, name, len(arriving) - allowed)
+            else:
+                allowed = table.limiter.insertable(table.counts, len(arriving))
+            arriving.move(allowed, table)
+            writer.accepted[name] += allowed
+            if not len(arriving) or table.limiter.refuses:
+                del writer.arriving[name]
+
+    def can_admit(self, writer: KnownWriter) -> bool:
+        tables = [self._tables[name] for name in writer.arriving]
+        return any(table.limiter.insertable(table.counts, 1) > 0 for table in tables)
+
+    def refuse(self, writer: KnownWriter, name: str, count: int) -> None:
+        writer.refused[name] += count
+        self._tables[name].refused += count
+
+    def waits_for(self, writer: KnownWriter) -> str:
+        """Who waits for what, for a timeout's message."""
+        held = "; ".join(
+            f"{len(arriving):,} items into table {name!r}, where {self._tables[name].state()}"
+            for name, arriving in writer.arriving.items()
+        )
+        return f"writer {writer.name!r} waits to insert {held}"
