@@ -1,0 +1,422 @@
+"""The Ray runtime: one Ray actor per node, placed by its resources; the only file that imports ray.
+
+Ray places the nodes on machines, starts their processes and says when one has died. The calls between nodes do not go
+through Ray, which costs 1.6 to 2 ms of CPU each (and 6 ms from 100 KB on): every node listens on sockets of its own
+and speaks the local runtime's protocol, so order, waiting, timeouts and failures are those of the local runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import ray as typed_ray
+from ray import exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from shoal.errors import UserError
+from shoal.program import Client, Context, Handle, Node, Program, Resources, node_seed
+from shoal.runtime import host
+from shoal.runtime.endpoints import NOWHERE, Endpoint, connect
+from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.remote import RemoteNode, make_lanes
+from shoal.runtime.supervise import Supervisor
+
+GRACE = 3.0  # seconds a node may take to end by itself
+PLACING = 60.0  # seconds the cluster may take to start the nodes
+SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
+ray: Any = typed_ray  # its own types are incomplete
+OBJECT_STORE = 1 << 27  # bytes; nothing of ours goes through it
+LOOPBACK = "127.0.0.1"
+
+
+class NodeActor(RemoteNode):
+    """The Ray actor in which a node lives."""
+
+    def listen_here(self) -> tuple[str, Endpoint, int]:
+        return self.listen(ray.util.get_node_ip_address())
+
+
+# ---- the cluster ----------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """The Ray cluster of a run: the one this process is part of already, the one at `address`, or one of our own."""
+
+    def __init__(self, address: str | None) -> None:
+        self._joined = False  # whether leaving is up to us
+        self._directory: str | None = None
+        self._environment: dict[str, str] = {}
+        if ray.is_initialized():
+            self._environment = _threads()
+            return
+        address = address or os.environ.get("RAY_ADDRESS")  # Ray sets it for submitted jobs
+        try:
+            if address:
+                self._environment = _threads()
+                _join(address)
+            else:
+                self._directory = _short_directory()
+                _start(self._directory)
+            self._joined = True
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self, program: Program) -> None:
+        """Say at once what would never be placed; Ray would wait for ever."""
+        machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
+        total: dict[str, float] = {}
+        for node in program.nodes.values():
+            demand = _demand(node)
+            if not any(_fits(demand, machine) for machine in machines):
+                raise UserError(
+                    f"node {node.name!r} asks for {_amounts(demand)}, which no machine of the Ray cluster has: "
+                    "ask for less or add such a machine"
+                )
+            for name, amount in demand.items():
+                total[name] = total.get(name, 0.0) + amount
+        everything = {name: sum(machine.get(name, 0.0) for machine in machines) for name in total}
+        if not _fits(total, everything):
+            raise UserError(
+                f"the nodes ask for {_amounts(total)} together, but the Ray cluster has {_amounts(everything)}: "
+                "ask for less or add machines"
+            )
+
+    def options(self, node: Node) -> dict[str, Any]:
+        """How Ray is to run a node. The supervisor restarts nodes, never Ray: it would repeat calls silently."""
+        options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": RemoteNode.ORDERS}
+        if self._environment:
+            options["runtime_env"] = {"env_vars": self._environment}
+        demand = _demand(node)
+        options["num_cpus"] = demand.pop("CPU", 0)
+        options["num_gpus"] = demand.pop("GPU", 0)
+        options["memory"] = demand.pop("memory", None)
+        if demand:
+            options["resources"] = demand
+        elif node.resources == Resources():
+            # services stay together with the driver, what there are many of is spread over the machines
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            options["scheduling_strategy"] = "SPREAD" if node.restart else here
+        return options
+
+    def close(self) -> None:
+        if self._joined:
+            ray.shutdown()
+            self._joined = False
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _short_directory() -> str:
+    """Ray's sockets lie 80 characters below it, and their names may not be longer than 103."""
+    short = len(tempfile.gettempdir()) < 8 or not os.path.isdir("/tmp")
+    return tempfile.mkdtemp(prefix="shoal-ray-", dir=None if short else "/tmp")
+
+
+def _threads() -> dict[str, str]:
+    """The variables that keep a process to one computing thread, unless the user set a number."""
+    environment = host.single_threaded_environment()
+    return {name: environment[name] for name in host.THREAD_VARIABLES}
+
+
+def _join(address: str) -> None:
+    remedy = "start one with `ray start --head`, or leave --ray-address out to run on this machine"
+    if address.startswith("ray://"):
+        raise UserError(f"--ray-address {address}: start shoal on a machine of the cluster and give its own address")
+    name, _, port = address.rpartition(":")
+    if port.isdigit():
+        try:  # Ray itself would try for minutes
+            socket.create_connection((name.strip("[]"), int(port)), 5.0).close()
+        except OSError as error:
+            raise UserError(f"--ray-address {address}: no Ray cluster answers there ({error}); {remedy}") from None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(f"--ray-address {address}: {reason}; {remedy}") from None
+
+
+def _start(directory: str) -> None:
+    """A cluster of this machine alone, deaf to the network, that ends with this process."""
+    with (
+        _variables(_threads() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}),
+        _loopback(),
+    ):
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=OBJECT_STORE,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=directory,
+        )
+    # Ray would print a paragraph for every process that dies; the supervisor says it in a sentence.
+    with contextlib.suppress(AttributeError):
+        ray._private.worker.global_worker.gcs_error_subscriber.close()
+
+
+@contextlib.contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if name not in os.environ})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Keep Ray's ports closed to other machines, as it does by itself on systems where it cannot form clusters."""
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _demand(node: Node) -> dict[str, float]:
+    """A node's resources in Ray's names. Unless they were set it asks for nothing: all nodes fit on any machine."""
+    resources = node.resources
+    if resources == Resources():
+        return {}
+    demand = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory or 0)}
+    if resources.node is not None:
+        demand[f"node:{resources.node}"] = 0.001
+    return {name: amount for name, amount in demand.items() if amount}
+
+
+def _fits(demand: dict[str, float], offer: dict[str, float]) -> bool:
+    return all(offer.get(name, 0.0) >= amount for name, amount in demand.items())
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    words = []
+    for name, amount in sorted(resources.items()):
+        if name.startswith("node:"):
+            words.append(f"the machine {name.removeprefix('node:')!r}")
+        elif "memory" in name:
+            words.append(f"{amount / 2**30:.3g} GB of {name.replace('_', ' ')}")
+        else:
+            words.append(f"{amount:g} {name}")
+    return ", ".join(words) or "nothing"
+
+
+# ---- the driver's side ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Process:
+    """A node's Ray actor as the driver sees it."""
+
+    node: Node
+    actor: Any
+    awaited: Any  # the reference to what it will tell next
+    context: Context
+    endpoint: Endpoint | None = None
+    pid: int | None = None
+    finished: bool = False
+
+
+class RayRun:
+    """A running program. `wait` supervises; everything ends with `close` (or with this process)."""
+
+    def __init__(
+        self, program: Program, *, seed: int = 0, supervisor: Supervisor | None = None, address: str | None = None
+    ) -> None:
+        self.program = program
+        self.supervisor = supervisor or Supervisor()
+        self._seed = seed
+        self._secret = secrets.token_bytes(32)
+        self._namespace = f"shoal-{secrets.token_hex(8)}"
+        self._processes: dict[str, Process] = {}
+        self._due: dict[str, float] = {}  # nodes to start again, and when
+        self._suffered: dict[str, tuple[float, str]] = {}  # nodes lost through another's loss: until when to wait, why
+        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
+        self._cluster = Cluster(address)
+        try:
+            self._cluster.check(program)
+            for node in program.nodes.values():
+                self._create(node)
+            self._placed()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- using it
+
+    def client(self, handle: Any) -> Any:
+        """A client of a node, for this process."""
+        assert isinstance(handle, Handle)
+        name = handle.name
+        if name not in self._lanes:
+            self._lanes[name] = make_lanes(name, self._endpoint(name), self._secret)
+        return Client(name, *self._lanes[name])
+
+    def wait(self, seconds: float) -> None:
+        """Let the run go on for `seconds`, restarting what may be restarted; `RunFailed` when it cannot go on."""
+        deadline = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            for name in [name for name, due in self._due.items() if due <= now]:
+                del self._due[name]
+                self._create(self.program.nodes[name])
+            for name in [name for name, (until, _) in self._suffered.items() if until <= now]:
+                self._judge(name, *_raised(self._suffered.pop(name)[1]), secondary=True)
+            nearest = min([deadline, *self._due.values(), *(until for until, _ in self._suffered.values())])
+            self._hear(max(0.0, nearest - now))
+            if time.monotonic() >= deadline:
+                return
+
+    def finished(self, handle: Any) -> bool:
+        """Whether a node's `step` returned False."""
+        process = self._processes.get(handle.name)
+        return process is not None and process.finished
+
+    def pids(self) -> dict[str, int]:
+        """The nodes' processes, each on its own machine; one that is being placed is not among them."""
+        return {name: process.pid for name, process in self._processes.items() if process.pid is not None}
+
+    def close(self) -> None:
+        with contextlib.suppress(exceptions.RayError):
+            self._end()
+        self._processes.clear()
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.close()
+        self._lanes.clear()
+        self._cluster.close()
+
+    def _end(self) -> None:
+        """Let the nodes end by themselves for a while, then kill what is left of them."""
+        for process in self._processes.values():
+            process.actor.stop.remote()
+        deadline = time.monotonic() + GRACE
+        waiting = {process.awaited: process for process in self._processes.values() if process.pid is not None}
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for ref in ray.wait(list(waiting), timeout=left)[0]:
+                process = waiting.pop(ref)
+                if _answer(ref) == ("finished",):  # not the last thing it has to tell
+                    waiting[process.actor.event.remote()] = process
+        for process in self._processes.values():
+            ray.kill(process.actor)
+
+    def __enter__(self) -> RayRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- starting and connecting
+
+    def _create(self, node: Node) -> None:
+        """Ask Ray for the node's actor. The node begins when its process listens."""
+        restarts = self.supervisor.restarts[node.name]
+        context = Context(node.name, node_seed(self._seed, node.name, restarts), restarts)
+        options = self._cluster.options(node)
+        options |= {"name": f"{node.name}#{restarts}", "namespace": self._namespace}
+        actor = ray.remote(NodeActor).options(**options).remote(self._secret, sys.path)
+        self._processes[node.name] = Process(node, actor, actor.listen_here.remote(), context)
+        self.supervisor.started(node.name)
+
+    def _placed(self) -> None:
+        """Wait until every node's process listens; say so when the cluster has no room for one."""
+        deadline = time.monotonic() + PLACING
+        while unplaced := [process for process in self._processes.values() if process.endpoint is None]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                names = ", ".join(repr(process.node.name) for process in unplaced)
+                raise UserError(
+                    f"Ray has not started {names} within {PLACING:.0f} s: the cluster has "
+                    f"{_amounts(ray.available_resources())} free; ask for less or add machines"
+                )
+            self._hear(left)
+
+    def _begin(self, process: Process, endpoint: Endpoint, pid: int) -> None:
+        process.endpoint, process.pid = endpoint, pid
+        node, name = process.node, process.node.name
+        callees = {callee: self._endpoint(callee) for callee in node.callees()}
+        process.actor.begin.remote(cloudpickle.dumps(node), process.context, callees)
+        if process.context.restarts:
+            for lane in self._lanes.get(name, ()):
+                lane.replace(connect(endpoint, self._secret))
+            for caller in self._processes.values():
+                if caller.endpoint is not None and name in caller.node.callees():
+                    caller.actor.reconnect.remote(name, endpoint)
+
+    def _endpoint(self, name: str) -> Endpoint:
+        """Where a node listens; nowhere while it is being started again."""
+        process = self._processes.get(name)
+        return process.endpoint if process and process.endpoint else NOWHERE
+
+    # ---- losing nodes
+
+    def _hear(self, timeout: float) -> None:
+        """Take in what the nodes tell within `timeout` seconds, at least the first of it."""
+        told = {process.awaited: process for process in self._processes.values()}
+        if not told:
+            time.sleep(timeout)
+            return
+        ready, _ = ray.wait(list(told), timeout=timeout)
+        for ref in ready:
+            process = told[ref]
+            name = process.node.name
+            match _answer(ref):
+                case ("listening", endpoint, pid):
+                    self._begin(process, endpoint, pid)
+                case ("finished",):
+                    process.finished = True
+                case ("failed", text, secondary):
+                    ray.kill(process.actor)
+                    del self._processes[name]
+                    if secondary:
+                        self._suffered[name] = (time.monotonic() + SETTLING, text)
+                    else:
+                        self._judge(name, *_raised(text))
+                    continue
+                case exceptions.RayError() as error:
+                    del self._processes[name]
+                    # before it began, only Ray knows what was wrong
+                    self._judge(name, _ending(error), None if process.pid else str(error))
+                    continue
+            process.awaited = process.actor.event.remote()
+
+    def _judge(self, name: str, reason: str, text: str | None = None, secondary: bool = False) -> None:
+        wait = self.supervisor.lost(self.program.nodes[name], reason, text, secondary)
+        self._due[name] = time.monotonic() + wait
+
+
+def _answer(ref: Any) -> Any:
+    """What an order gave: its value, or the error that Ray met."""
+    try:
+        return ray.get(ref)
+    except exceptions.RayError as error:
+        return error
+
+
+def _raised(text: str) -> tuple[str, str]:
+    return f"raised {text.strip().splitlines()[-1]}", text
+
+
+def _ending(error: exceptions.RayError) -> str:
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return "was killed by Ray because its machine ran out of memory"
+    if isinstance(error, exceptions.RuntimeEnvSetupError):
+        return "could not be started: Ray failed to prepare its environment"
+    return "was killed or crashed"

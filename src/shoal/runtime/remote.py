@@ -1,0 +1,91 @@
+"""A node's life in a process that takes its orders by method calls (a Ray actor) and answers other nodes on sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import sys
+import threading
+import traceback
+from typing import Any
+
+from shoal.program import Client, Context, Node, NodeDied
+from shoal.runtime import host
+from shoal.runtime.endpoints import Endpoint, Listener, connect
+from shoal.runtime.local.rpc import LocalLane, serve
+from shoal.runtime.local.transport import Connection
+
+
+class RemoteNode:
+    """Public methods are the driver's orders: `listen`, then `begin`, at last `stop`, and `event` all the time."""
+
+    ORDERS = 4  # at a time: `event` waits, `stop` and `reconnect` do not
+
+    def __init__(self, secret: bytes, path: list[str]) -> None:
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        self._secret = secret
+        self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}
+        self._connected = threading.Event()
+        self._built = threading.Event()
+        self._stopping = threading.Event()
+        self._target: Any = None
+        self._context = Context()
+
+    def listen(self, host_address: str) -> tuple[str, Endpoint, int]:
+        listener = Listener(self._secret, host_address, self._serve)
+        return "listening", listener.endpoint, os.getpid()
+
+    def begin(self, node: bytes, context: Context, callees: dict[str, Endpoint]) -> None:
+        self._context = context
+        self._lanes = {callee: make_lanes(callee, endpoint, self._secret) for callee, endpoint in callees.items()}
+        self._connected.set()
+        threading.Thread(target=self._live, args=(node,), name=context.name, daemon=True).start()
+
+    def event(self) -> tuple[Any, ...]:
+        """The next thing the driver should know; waits for it."""
+        return self._events.get()
+
+    def reconnect(self, callee: str, endpoint: Endpoint) -> None:
+        """The callee was started again: later calls go to the newcomer."""
+        self._connected.wait()  # Ray may run this order before `begin`
+        for lane in self._lanes[callee]:
+            lane.replace(connect(endpoint, self._secret))
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._target is None or hasattr(self._target, "step"):
+            for lanes in self._lanes.values():
+                for lane in lanes:
+                    lane.hang_up()  # wakes a step that waits for an answer
+
+    def _live(self, pickled: bytes) -> None:
+        try:
+            node: Node = pickle.loads(pickled)
+            host.prepare(self._context)  # after unpickling has imported torch, or not
+            self._target = node.build(lambda name: Client(name, *self._lanes[name]))
+            self._built.set()
+            if callable(getattr(self._target, "step", None)):
+                host.drive(self._target, self._stopping.is_set)
+                if not self._stopping.is_set():
+                    self._events.put(("finished",))
+            self._stopping.wait()
+            host.close(self._target)
+        except Exception as error:
+            if not self._stopping.is_set():
+                text = "".join(traceback.format_exception(error))
+                with contextlib.suppress(Exception):
+                    host.close(self._target)
+                self._events.put(("failed", text, isinstance(error, NodeDied)))
+        self._events.put(("stopped",))
+
+    def _serve(self, connection: Connection) -> None:
+        self._built.wait()
+        serve(self._target, connection, self._context)
+
+
+def make_lanes(callee: str, endpoint: Endpoint, secret: bytes) -> tuple[LocalLane, LocalLane]:
+    """Waiting calls and futures, each on a stream of its own."""
+    return LocalLane(callee, connect(endpoint, secret)), LocalLane(callee, connect(endpoint, secret))
