@@ -142,7 +142,8 @@ class GradientServer:
             return False
         if self._synchronous:  # what a lost worker left in this round is replaced by its successor's
             self._pending = {key: value for key, value in self._pending.items() if key[0] != worker}
-        finite = bool(np.isfinite(np.vdot(gradient, gradient)))
+        taken = np.array(gradient, np.float32)
+        finite = bool(np.isfinite(np.vdot(taken, taken)))
         if finite:
             counts["not_finite_in_a_row"] = 0
         else:
@@ -150,8 +151,8 @@ class GradientServer:
             counts["not_finite_in_a_row"] += 1
             if not self._synchronous:
                 return False
-            weight = 0.0  # others wait for this worker: it takes part with nothing
-        self._pending[worker, sequence] = (np.array(gradient, np.float32), weight)
+            taken, weight = np.zeros_like(taken), 0.0  # others wait for this worker: it takes part with nothing
+        self._pending[worker, sequence] = (taken, weight)
         if len(self._pending) >= self._expected:
             self._step()
         return finite
