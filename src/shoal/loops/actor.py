@@ -7,9 +7,9 @@ from typing import Any
 
 from shoal.envs import Envs
 from shoal.envs.vector import Step
-from shoal.loops.recorder import Columns, Policy, Recorder
+from shoal.loops.recorder import Columns, Placed, Policy, Recorder, Sender
 from shoal.program import Future, current, futures
-from shoal.replay import Pattern, Replay, Writer
+from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import NONE, WeightStore
 
@@ -59,11 +59,17 @@ class ActorLoop:
         metrics: Metrics,
         *,
         synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
+        first_environment: int = 0,  # the place of its environments among those of all actors
     ) -> None:
         seed = current().seed
         self._driven = Driven(make_envs(seed), metrics)
-        self._writer = Writer(replay, dict(patterns), name=current().name)
-        self._recorder = Recorder(make_policy(seed + 1), self._driven.envs.count, rows, self._ship)
+        policy = make_policy(seed + 1)
+        self._send = Sender(policy, replay, patterns, current().name)
+        self._recorder = Recorder(
+            policy, self._driven.envs.count, rows, self._ship, first_environment=first_environment
+        )
+        if isinstance(policy, Placed):
+            policy.place(self._recorder.environments)
         self._weights = weights
         self._synchronous = synchronous
         self._fetching: Future | None = None
@@ -85,7 +91,7 @@ class ActorLoop:
         self._driven.envs.close()
 
     def _ship(self, block: Columns) -> None:
-        self._writer.append(block)
+        self._send(block)
         self._driven.report.lap("waiting to insert")
 
     def _refresh(self) -> None:

@@ -59,6 +59,7 @@ class LearnerLoop:
         publish_every: int = 1,
         max_updates: int | None = None,
         beta: float | None = None,  # adds a column "importance" [items]: the weights of prioritised replay
+        trim_every: int = 0,  # updates after which a table is cut down to its soft capacity; 0: it sees to that itself
         synchronous: bool = False,  # what was acted with older weights than the newest is thrown away and counted
         group: Group | None = None,
         rank: int = 0,
@@ -67,11 +68,12 @@ class LearnerLoop:
         self._table, self._batch = table, batch
         self._replay, self._weights = replay, weights
         self._publish_every, self._max_updates = publish_every, max_updates
-        self._beta, self._synchronous = beta, synchronous
+        self._beta, self._synchronous, self._trim_every = beta, synchronous, trim_every
         self._leads = rank == 0
         self._updates = 0
         self._refused = 0
         self._report = Reporter(metrics)
+        self._watching: Future | None = None
         if group is None:
             self._learner, self._generation, self._timeout = make_learner(current().seed), current().restarts, None
             self._publish()
@@ -103,6 +105,8 @@ class LearnerLoop:
         report.lap("learning")
         if (priorities := measured.pop("priorities", None)) is not None:
             futures(self._replay).update_priorities(self._table, sample.keys, priorities)
+        if self._trim_every and self._leads and self._updates % self._trim_every == 0:
+            futures(self._replay).trim(self._table)
         if self._updates % self._publish_every == 0:
             self._publish()
         report.lap("publishing")
@@ -112,6 +116,11 @@ class LearnerLoop:
                 acted: Any = batch["version"]
                 report.values["staleness"] = self._updates - 1 - float(np.mean(number(acted)))
                 report.values["version"] = self._updates
+                if self._beta is not None:
+                    report.values.update(
+                        _spread("priority", sample.priorities), **_spread("importance", batch["importance"])
+                    )
+                self._watch()
             report.flush()
         del sample, batch  # their memory can be used again
         self._ask()
@@ -149,6 +158,18 @@ class LearnerLoop:
             self._updates = number(version)
         self._publish()
 
+    def _watch(self) -> None:
+        """What the table was like when the last report asked: nothing waits for the answer."""
+        if self._watching is not None and self._watching.done():
+            table, values = self._watching.result()[self._table], self._report.values
+            values["replay_size"] = table["size"]
+            values["replay_age_seconds"] = table.get("age_seconds_mean", 0.0)
+            if table["inserts_per_second"]:
+                values["samples_per_insert"] = table["samples_per_second"] / table["inserts_per_second"]
+            self._watching = None
+        if self._watching is None:
+            self._watching = futures(self._replay).info()
+
     def _judge(self, applied: bool) -> None:
         if applied:
             self._refused = 0
@@ -167,3 +188,7 @@ def _transitions(batch: Columns) -> int:
     """How many a batch holds: rows of slices but the last, which only bootstraps, or one per item."""
     valid = batch.get("valid")
     return int(valid[:-1].sum()) if valid is not None and valid.ndim > 1 else len(batch["version"])
+
+
+def _spread(name: str, values: Any) -> dict[str, float]:
+    return {f"{name}_min": values.min(), f"{name}_mean": values.mean(), f"{name}_max": values.max()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import tree
+from shoal.replay import Pattern, Replay, Writer
 from shoal.services.weights import NONE, Weights
 
 Array = npt.NDArray[Any]
@@ -23,6 +24,44 @@ class Policy(Protocol):
     def load(self, weights: Weights) -> None: ...
 
 
+@runtime_checkable
+class Placed(Protocol):
+    """A policy that explores differently from environment to environment."""
+
+    def place(self, environments: Array) -> None:
+        """The rows of the coming calls of `act` are these environments, int [B], counted over all actors of a run."""
+
+
+@runtime_checkable
+class Prioritizing(Protocol):
+    """A policy that gives items their first priorities, from what it knew when it acted."""
+
+    @property
+    def priority_columns(self) -> tuple[str, ...]: ...  # what `priorities` reads, beside reward, terminated and valid
+    @property
+    def transient(self) -> tuple[str, ...]: ...  # those columns among them that are not worth storing
+    def priorities(self, data: Columns) -> Array:
+        """One for each of the items whose columns, as a sample has them, are given: [items]. Any thread may call it."""
+
+
+class Sender:
+    """Hands blocks of rows to a writer of its own, with the priorities of the items that they complete."""
+
+    def __init__(self, policy: Policy, replay: Replay, patterns: Mapping[str, Pattern], name: str) -> None:
+        prioritizing = policy if isinstance(policy, Prioritizing) else None
+        self._priorities = prioritizing.priorities if prioritizing else None
+        self._writer = Writer(
+            replay,
+            dict(patterns),
+            name=name,
+            priority_columns=prioritizing.priority_columns if prioritizing else (),
+            transient=prioritizing.transient if prioritizing else (),
+        )
+
+    def __call__(self, block: Columns) -> None:
+        self._writer.append(block, self._priorities)
+
+
 class Recorder:
     """Writes down one row per call of `act` and `result`, and hands on full blocks of rows, time-major.
 
@@ -31,9 +70,16 @@ class Recorder:
     """
 
     def __init__(
-        self, policy: Policy, count: int, rows: int, ship: Callable[[Columns], object], overlap: int = 1
+        self,
+        policy: Policy,
+        count: int,
+        rows: int,
+        ship: Callable[[Columns], object],
+        overlap: int = 1,
+        first_environment: int = 0,  # the place of its environments among those of all actors
     ) -> None:
         self.policy = policy
+        self.environments = first_environment + np.arange(count)
         self.version = NONE
         self._rows = rows
         self._ship = ship

@@ -74,10 +74,11 @@ def add_actors(
 ) -> None:
     """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
     build: Any = partial(make_envs, env, cfg.envs_per_actor, cfg.vectorizer)
+    first_environments = {f"actor/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)}
     if cfg.inference == "local":
-        for index in range(cfg.actors):
+        for name, first_environment in first_environments.items():
             program.add(
-                f"actor/{index}",
+                name,
                 ActorLoop,
                 build,
                 policy,
@@ -87,6 +88,7 @@ def add_actors(
                 weights,
                 metrics,
                 synchronous=synchronous,
+                first_environment=first_environment,
             )
         return
     count = min(cfg.inference_servers, cfg.actors)
@@ -102,11 +104,12 @@ def add_actors(
             metrics,
             max_batch=cfg.envs_per_actor * -(-cfg.actors // count),
             max_wait=cfg.inference_wait,
+            first_environments=first_environments,
         )
         for index in range(count)
     ]
-    for index in range(cfg.actors):
-        program.add(f"actor/{index}", RemoteActorLoop, build, rows, servers[index % count], metrics)
+    for index, name in enumerate(first_environments):
+        program.add(name, RemoteActorLoop, build, rows, servers[index % count], metrics)
 
 
 def add_learners(

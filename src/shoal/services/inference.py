@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import tree
-from shoal.loops.recorder import Columns, Policy, Recorder
+from shoal.loops.recorder import Columns, Placed, Policy, Recorder, Sender
 from shoal.program import Future, current, futures
-from shoal.replay import Pattern, Replay, Writer
+from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import NONE, WeightStore
 from shoal.sync import Condition, monotonic
@@ -52,12 +52,14 @@ class InferenceServer:
         *,
         max_batch: int,  # environments answered at once
         max_wait: float,  # seconds that the first request of a batch waits for others
+        first_environments: Mapping[str, int] | None = None,  # of each actor, counted over all actors of the run
     ) -> None:
         self._policy = make_policy(current().seed)
         self._patterns, self._rows, self._replay = dict(patterns), rows, replay
         self._weights = weights
         self._report = Reporter(metrics)
         self._max_batch, self._max_wait = max_batch, max_wait
+        self._first_environments = dict(first_environments or {})
         self._slots: dict[str, Slot] = {}
         self._requested = Condition()
         self._pending: list[Slot] = []
@@ -149,6 +151,8 @@ class InferenceServer:
             observation = tree.map(lambda *parts: np.concatenate(parts), *(slot.observation for slot in batch))
             state = {name: np.concatenate([one[name] for one in states]) for name in states[0]}
             first = np.concatenate(firsts)
+        if isinstance(self._policy, Placed):
+            self._policy.place(np.concatenate([slot.recorder.environments for slot in batch]))
         action, after, extras = self._policy.act(observation, state, first)
         at = 0
         for slot, before in zip(batch, states):
@@ -172,8 +176,9 @@ class InferenceServer:
     # ---- slots, weights, measurements
 
     def _open(self, actor: str, run: int, count: int) -> Slot:
-        writer = Writer(self._replay, self._patterns, name=actor)
-        return Slot(run, Recorder(self._policy, count, self._rows, writer.append))
+        send = Sender(self._policy, self._replay, self._patterns, actor)
+        place = self._first_environments.get(actor, 0)
+        return Slot(run, Recorder(self._policy, count, self._rows, send, first_environment=place))
 
     def _refresh(self) -> None:
         if self._fetching is None:
