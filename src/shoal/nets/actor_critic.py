@@ -13,6 +13,7 @@ from shoal.functional.distributions import Distribution
 from shoal.nets.dense import mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import PolicyHead, action_distribution, orthogonal
+from shoal.nets.normalize import ObservationNormalizer
 
 State = dict[str, Tensor]  # each [B, ...]; empty for a feed-forward network
 
@@ -47,6 +48,7 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.distribution = action_distribution(action_space)
+        self.normalizer: ObservationNormalizer | None = None
         self.encoder = make_encoder(observation_space)
         size: int = self.encoder.size  # type: ignore[assignment]
         self.torso = mlp(size, hidden, activation)
@@ -62,6 +64,8 @@ class ActorCritic(nn.Module):
 
     def forward(self, observation: Any, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
         length, count = first.shape
+        if self.normalizer is not None:
+            observation = self.normalizer(observation)
         encoded = self.encoder(tree.map(lambda x: x.flatten(0, 1), observation))
         features = self.torso(encoded)
         for_value = features if self.value_torso is None else self.value_torso(encoded)

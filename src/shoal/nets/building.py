@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.nets.actor_critic import ActorCritic
+from shoal.nets.normalize import ObservationNormalizer
 from shoal.nets.user import UserNetwork, load_factory
 
 Array = npt.NDArray[Any]
@@ -27,18 +28,25 @@ def make_network(
     *,
     seed: int,
     network: str | None = None,
+    normalize_observations: bool = False,
     **options: Any,
 ) -> ActorCritic | UserNetwork:
     """The user's network when `network` names one as module:factory, else an `ActorCritic` with `options`.
 
-    Initial weights depend on the seed alone; the global random state is left as it was.
+    With `normalize_observations` it sees them through running statistics (`shoal.nets.normalize`). Initial weights
+    depend on the seed alone; the global random state is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        built: ActorCritic | UserNetwork
         if network is None:
-            return ActorCritic(observation_space, action_space, **options)
-        made = load_factory(network)(observation_space, action_space)
-        return UserNetwork(made, observation_space, action_space, network)
+            built = ActorCritic(observation_space, action_space, **options)
+        else:
+            made = load_factory(network)(observation_space, action_space)
+            built = UserNetwork(made, observation_space, action_space, network)
+    if normalize_observations:
+        built.normalizer = ObservationNormalizer(observation_space)
+    return built
 
 
 def to_tensor(array: Array, device: torch.device) -> Tensor:

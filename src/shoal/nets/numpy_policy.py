@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.encoder import VectorEncoder
 from shoal.nets.heads import LOG_STD_RANGE
+from shoal.nets.normalize import EPSILON, LIMIT
 
 Array = npt.NDArray[Any]
 
@@ -28,7 +29,8 @@ class NumpyPolicy:
         self._bytes: bool = network.encoder.bytes  # type: ignore[assignment]
         self._has_log_std = network.policy_head.log_std is not None
         self._bounded_std = network.policy_head.bounded_std
-        self.load({name: parameter.detach().numpy() for name, parameter in network.named_parameters()})
+        self._normalizes = network.normalizer is not None and bool(network.normalizer.names)
+        self.load({name: tensor.numpy() for name, tensor in network.state_dict().items()})
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copies what it needs of the network's named weights."""
@@ -42,11 +44,17 @@ class NumpyPolicy:
         self._head = layer("policy_head.linear")
         if self._has_log_std:
             self._log_std = np.clip(weights["policy_head.log_std.log_std"], *LOG_STD_RANGE).astype(np.float32)
+        if self._normalizes:
+            self._mean = weights["normalizer.parts.0.mean"].reshape(-1, 1).astype(np.float32)
+            variance = weights["normalizer.parts.0.variance"].reshape(-1, 1)
+            self._scale = (1.0 / np.sqrt(variance + EPSILON)).astype(np.float32)
 
     def __call__(self, observation: Array) -> Array:
         x = observation.reshape(len(observation), -1).T.astype(np.float32, copy=False)  # features first: [n, B]
         if self._bytes:
             x = x / np.float32(255.0)
+        elif self._normalizes:
+            x = np.clip((x - self._mean) * self._scale, -LIMIT, LIMIT)
         for (weight, bias), activation in zip(self._hidden, self._activations):
             x = weight @ x
             x += bias

@@ -31,6 +31,7 @@ from shoal.errors import UserError
 from shoal.functional.distributions import DiagonalGaussian
 from shoal.nets.actor_critic import State
 from shoal.nets.heads import LogStd, action_distribution
+from shoal.nets.normalize import ObservationNormalizer
 
 
 class UserNetwork(nn.Module):
@@ -41,6 +42,7 @@ class UserNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.distribution = action_distribution(action_space)
+        self.normalizer: ObservationNormalizer | None = None
         if isinstance(made, nn.Module):
             self.module = made
         elif isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(part, nn.Module) for part in made):
@@ -59,6 +61,8 @@ class UserNetwork(nn.Module):
 
     def forward(self, observation: Any, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
         length, count = first.shape
+        if self.normalizer is not None:
+            observation = self.normalizer(observation)
         if not self.recurrent:
             parameters, value = self.module(tree.map(lambda x: x.flatten(0, 1), observation))
             parameters, value = parameters.reshape(length, count, -1), value.reshape(length, count)
