@@ -9,10 +9,11 @@ run says who waits for what.
 from __future__ import annotations
 
 import collections
+import contextlib
 import pickle
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,10 +65,21 @@ class Baton:
         self.tasks: list[Task] = [self.main]
         self.turns = 0
         self.stopping = False
+        self.deadlock: str | None = None  # what the driver is told when its own call can never be answered
         self._holder = self.main
 
     def monotonic(self) -> float:
         return self.now
+
+    @contextlib.contextmanager
+    def driving(self) -> Iterator[None]:
+        """Within this context the current thread takes part; nodes' threads do anyway, the driver's only here."""
+        before = sync.scheduler()
+        sync.set_scheduler(self)
+        try:
+            yield
+        finally:
+            sync.set_scheduler(before)
 
     def spawn(self, name: str, body: Callable[[], None], idle: bool = False) -> Task:
         task = Task(name, idle=idle)
@@ -109,6 +121,9 @@ class Baton:
         task.predicate = task.deadline = None
         if self.stopping and task is not self.main:
             raise _Stopped
+        if self.deadlock is not None:
+            report, self.deadlock = self.deadlock, None
+            raise Deadlock(report)
 
     def _pass_on(self, task: Task) -> None:
         following = self._next(task)
@@ -122,8 +137,12 @@ class Baton:
             for task in order:
                 if task.runnable(self.now):
                     return task
-            # nobody: let time pass (main always has a deadline while it waits)
-            self.now = min(task.deadline for task in order if task.deadline is not None and not task.ended)
+            # nobody: let time pass
+            deadlines = [task.deadline for task in order if task.deadline is not None and not task.ended]
+            if not deadlines:  # the driver itself waits for an answer, or it would have a deadline
+                self.deadlock = deadlock_report([*self.stuck(), self.main])
+                return self.main
+            self.now = min(deadlines)
 
     def stuck(self) -> list[Task]:
         """The waiting tasks, when none of them will ever go on by itself."""
@@ -143,8 +162,13 @@ class Baton:
         self._holder = self.main
 
 
+def deadlock_report(stuck: list[Task]) -> str:
+    return "no node can make progress: " + "; ".join(f"{task.name} waits for {task.why}" for task in stuck)
+
+
 class _InlineFuture:
-    def __init__(self, what: str) -> None:
+    def __init__(self, baton: Baton, what: str) -> None:
+        self._baton = baton
         self.what = what
         self.ready = False
         self.value: Any = None
@@ -155,9 +179,8 @@ class _InlineFuture:
 
     def result(self) -> Any:
         if not self.ready:
-            baton = sync.scheduler()
-            assert baton is not None
-            baton.wait_for(lambda: self.ready, None, self.what)
+            with self._baton.driving():
+                self._baton.wait_for(lambda: self.ready, None, self.what)
         if self.error is not None:
             raise self.error
         return self.value
@@ -170,7 +193,7 @@ class _Calls:
         self._run, self._callee = run, callee
 
     def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _InlineFuture:
-        future = _InlineFuture(f"{self._callee}.{method}")
+        future = _InlineFuture(self._run.baton, f"{self._callee}.{method}")
         self._run.call(self._callee, method, args, kwargs, future)
         return future
 
@@ -184,7 +207,7 @@ class _Futures:
         self._task: Task | None = None
 
     def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _InlineFuture:
-        future = _InlineFuture(f"{self._callee}.{method}")
+        future = _InlineFuture(self._run.baton, f"{self._callee}.{method}")
         args, kwargs = _copy((args, kwargs))  # as they are now: the caller may change them before the call runs
         self._queue.append((method, args, kwargs, future))
         if self._task is None:
@@ -235,8 +258,7 @@ class InlineRun:
 
     def wait(self, seconds: float) -> None:
         """Drive the nodes for `seconds` of virtual time."""
-        sync.set_scheduler(self.baton)
-        try:
+        with self.baton.driving():
             deadline = self.baton.now + seconds
             while self.baton.now < deadline:
                 nearest = min([deadline, *self._due.values()])
@@ -246,12 +268,9 @@ class InlineRun:
                 for name in [name for name, due in self._due.items() if due <= self.baton.now]:
                     del self._due[name]
                     self._start(self.program.nodes[name])
-        finally:
-            sync.set_scheduler(None)
         stuck = [] if self._due or self._finished else self.baton.stuck()
         if stuck and self.baton.turns == self._turns_seen:
-            waits = "; ".join(f"{task.name} waits for {task.why}" for task in stuck)
-            raise Deadlock(f"no node can make progress: {waits}")
+            raise Deadlock(deadlock_report(stuck))
         self._turns_seen = self.baton.turns
 
     def finished(self, handle: Any) -> bool:
@@ -306,22 +325,20 @@ class InlineRun:
 
     def call(self, callee: str, method: str, args: Any, kwargs: Any, future: _InlineFuture) -> None:
         caller = current()
-        scheduled = sync.scheduler() is not None
-        if not scheduled:  # the driver between two waits
-            sync.set_scheduler(self.baton)
         try:
-            self.baton.wait_for(lambda: callee in self._targets, None, f"node {callee!r} to be built")
-            args, kwargs = _copy((args, kwargs))
-            set_current(self._contexts[callee])
-            target = self._targets[callee]
-            if method.startswith("_") or not callable(getattr(target, method, None)):
-                raise AttributeError(f"{type(target).__name__} has no public method {method!r}")
-            future.value = _copy(getattr(target, method)(*args, **kwargs))
+            with self.baton.driving():
+                self.baton.wait_for(lambda: callee in self._targets, None, f"node {callee!r} to be built")
+                args, kwargs = _copy((args, kwargs))
+                set_current(self._contexts[callee])
+                target = self._targets[callee]
+                if method.startswith("_") or not callable(getattr(target, method, None)):
+                    raise AttributeError(f"{type(target).__name__} has no public method {method!r}")
+                future.value = _copy(getattr(target, method)(*args, **kwargs))
+        except Deadlock:
+            raise
         except Exception as error:
             error.add_note(f"raised in node {callee!r}")
             future.error = error
         finally:
             future.ready = True
             set_current(caller)
-            if not scheduled:
-                sync.set_scheduler(None)

@@ -249,6 +249,7 @@ class RayRun:
         self._due: dict[str, float] = {}  # nodes to start again, and when
         self._suffered: dict[str, tuple[float, str]] = {}  # nodes lost through another's loss: until when to wait, why
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
+        self._placing = True  # nodes begin when all of them have a place
         self._cluster = Cluster(address)
         try:
             self._cluster.check(program)
@@ -347,18 +348,21 @@ class RayRun:
                     f"{_amounts(ray.available_resources())} free; ask for less or add machines"
                 )
             self._hear(left)
+        for process in self._processes.values():
+            self._begin(process)
+        self._placing = False
 
-    def _begin(self, process: Process, endpoint: Endpoint, pid: int) -> None:
-        process.endpoint, process.pid = endpoint, pid
+    def _begin(self, process: Process) -> None:
+        """Set a node going, whose callees must listen by now."""
         node, name = process.node, process.node.name
         callees = {callee: self._endpoint(callee) for callee in node.callees()}
         process.actor.begin.remote(cloudpickle.dumps(node), process.context, callees)
-        if process.context.restarts:
+        if process.context.restarts and process.endpoint is not None:
             for lane in self._lanes.get(name, ()):
-                lane.replace(connect(endpoint, self._secret))
+                lane.replace(connect(process.endpoint, self._secret))
             for caller in self._processes.values():
                 if caller.endpoint is not None and name in caller.node.callees():
-                    caller.actor.reconnect.remote(name, endpoint)
+                    caller.actor.reconnect.remote(name, process.endpoint)
 
     def _endpoint(self, name: str) -> Endpoint:
         """Where a node listens; nowhere while it is being started again."""
@@ -379,7 +383,9 @@ class RayRun:
             name = process.node.name
             match _answer(ref):
                 case ("listening", endpoint, pid):
-                    self._begin(process, endpoint, pid)
+                    process.endpoint, process.pid = endpoint, pid
+                    if not self._placing:
+                        self._begin(process)
                 case ("finished",):
                     process.finished = True
                 case ("failed", text, secondary):

@@ -1,0 +1,43 @@
+"""What every test shares: one computing thread, one Ray cluster, and the proof that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from leftovers import left_behind, shared_segments, temporary_directories
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before torch is imported anywhere
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    segments, directories = shared_segments(), temporary_directories()
+    yield
+    remains = left_behind(segments, directories)
+    assert not remains, f"the test session left behind: {remains}"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(nothing_left_behind: None) -> Iterator[Any]:
+    """One Ray cluster for the whole session, since starting it takes seconds; its value is the address."""
+    ray = pytest.importorskip("ray")
+    directory = tempfile.mkdtemp(prefix="shoal-ray-", dir="/tmp")  # a short path: Ray's sockets lie below it
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=1 << 27,
+        _temp_dir=directory,
+    )
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,34 @@
+"""Starting programs on the runtimes under test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.program import Program
+from shoal.runtime import Run
+from shoal.runtime.inline import InlineRun
+from shoal.runtime.local.run import LocalRun
+from shoal.runtime.supervise import Supervisor
+
+Start = Callable[..., Run]
+
+
+def start_on(name: str, program: Program, seed: int = 0, supervisor: Supervisor | None = None) -> Run:
+    if name == "inline":
+        return InlineRun(program, seed=seed, supervisor=supervisor)
+    if name == "ray":
+        from shoal.runtime.ray import RayRun
+
+        return RayRun(program, seed=seed, supervisor=supervisor)
+    return LocalRun(program, seed=seed, supervisor=supervisor, fork=name == "local")
+
+
+def wait_until(run: Run, condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Supervise the run until the condition holds."""
+    step = 0.02
+    for _ in range(int(seconds / step)):
+        if condition():
+            return
+        run.wait(step)
+    raise AssertionError(f"the condition did not hold within {seconds} s")

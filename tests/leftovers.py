@@ -1,0 +1,51 @@
+"""What a run may leave behind, and how to find it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+
+MARKER = "SHOAL_TEST_SESSION"  # every process a test starts inherits it, whoever its parent is later
+os.environ[MARKER] = uuid.uuid4().hex
+PREFIXES = ("shoal", "ray", "session_")
+
+
+def marked_processes() -> list[psutil.Process]:
+    """Processes that were started, directly or not, by this test session."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARKER) == os.environ[MARKER]:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def shared_segments() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def temporary_directories() -> set[Path]:
+    places = {Path(tempfile.gettempdir()), Path("/tmp")}
+    return {entry for place in places for prefix in PREFIXES for entry in place.glob(f"{prefix}*")}
+
+
+def left_behind(segments: set[str], directories: set[Path], patience: float = 10.0) -> str:
+    """What is there that was not there before; empty when all is clean within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        processes = marked_processes() + psutil.Process().children(recursive=True)
+        new_segments = shared_segments() - segments
+        new_directories = temporary_directories() - directories
+        if not processes and not new_segments and not new_directories:
+            return ""
+        if time.monotonic() > deadline:
+            shown = {process.pid: " ".join(process.cmdline()) for process in processes if process.is_running()}
+            return f"processes {shown}, shared memory {new_segments}, directories {new_directories}"
+        time.sleep(0.1)
