@@ -21,10 +21,10 @@ import shoal
 from shoal.config import apply_preset, did_you_mean
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, parse, peek
+from shoal.experiment.options import Options, Runtime
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
-    from shoal.experiment.options import Options
     from shoal.experiment.registry import Algorithm
 
 OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for variable in THREADS:  # before numpy and torch are imported: a run has many processes, each with one thread
         os.environ.setdefault(variable, "1")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     try:
         return _dispatch(words, started)
     except UserError as error:
@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     finally:
         _cool()
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(words: Sequence[str], started: float) -> int:
@@ -94,15 +95,13 @@ class Output:
 def _train(words: Sequence[str], started: float) -> int:
     name, words = _algorithm("train", words)
     _warm(words)
-    from shoal.experiment.options import Options
-
-    algorithm, env, parsed = _configure("train", name, words, {"output": Output(), "run": Options()})
+    algorithm, env, config, parsed = _configure("train", name, words, {"run": Options(), "output": Output()})
     from shoal.experiment import view
     from shoal.experiment.training import Experiment, summary
     from shoal.runtime import RunFailed
 
     as_json = parsed["output"].json
-    experiment = Experiment(name, algorithm, parsed["config"], env, parsed["run"], started)
+    experiment = Experiment(name, algorithm, config, env, parsed["run"], started)
     result, failure = experiment.run(view.choose(quiet=False, json=as_json))
     if failure is not None:
         if isinstance(failure, RunFailed) and failure.traceback:
@@ -132,7 +131,7 @@ def _algorithm(command: str, words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 def _configure(
     command: str, name: str, words: Sequence[str], others: dict[str, Any]
-) -> tuple[Algorithm, EnvSpec, dict[str, Any]]:
+) -> tuple[Algorithm, EnvSpec, Any, dict[str, Any]]:
     """The algorithm, its environment, and the finished config: defaults, then the preset, then what was typed."""
     from shoal.experiment import registry
     from shoal.experiment.training import describe_env
@@ -144,8 +143,9 @@ def _configure(
     env = describe_env(config)
     config = apply_preset(config, algorithm.PRESETS, env.kind)
     description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
-    parsed = parse({"config": config, **others}, words, f"shoal {command} {name}", description)
-    return algorithm, env, parsed
+    heading = registry.short_name(name)
+    parsed = parse({**others, heading: config}, words, f"shoal {command} {name}", description)
+    return algorithm, env, parsed.pop(heading), parsed
 
 
 # ---- the other commands ----------------------------------------------------------------------------------------------
@@ -208,9 +208,14 @@ def _algorithms(words: Sequence[str], started: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
+    """The algorithm runs with the config that `shoal train` would use, only without the evaluator."""
+
     seconds: float = 10.0  # measured, after the warm-up
     repeat: int = 1  # runs; their median counts
-    json: bool = False
+    runtime: Runtime = "local"
+    ray_address: str | None = None  # of a running Ray cluster
+    seed: int = 0
+    json: bool = False  # the last line of stdout is one JSON object
 
 
 def _bench(words: Sequence[str], started: float) -> int:
@@ -228,15 +233,12 @@ def _bench(words: Sequence[str], started: float) -> int:
 def _bench_throughput(words: Sequence[str]) -> int:
     name, words = _algorithm("bench throughput", words)
     _warm(words)
-    from shoal.experiment.options import Options
-
-    others = {"bench": BenchOptions(), "run": Options()}
-    algorithm, env, parsed = _configure("bench throughput", name, words, others)
+    algorithm, env, config, parsed = _configure("bench throughput", name, words, {"bench": BenchOptions()})
     from shoal.experiment.throughput import Measurement, throughput
     from shoal.runtime import RunFailed
 
     bench: BenchOptions = parsed["bench"]
-    options: Options = parsed["run"]
+    options = Options(runtime=bench.runtime, ray_address=bench.ray_address, seed=bench.seed)
     if bench.repeat < 1 or bench.seconds <= 0:
         raise UserError("shoal bench throughput needs --repeat of at least 1 and --seconds above 0.")
 
@@ -249,7 +251,7 @@ def _bench_throughput(words: Sequence[str]) -> int:
         )
 
     try:
-        report = throughput(name, algorithm, parsed["config"], env, options, bench.seconds, bench.repeat, show)
+        report = throughput(name, algorithm, config, env, options, bench.seconds, bench.repeat, show)
     except RunFailed as failure:
         print(f"{failure.traceback or ''}shoal: {failure}", file=sys.stderr)
         return ERROR

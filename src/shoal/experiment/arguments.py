@@ -14,7 +14,7 @@ from shoal.config import did_you_mean, option
 from shoal.errors import UserError
 
 HELP = ("-h", "--help")
-_KINDS = {"INT": "a whole number", "FLOAT": "a number", "INT [INT ...]": "whole numbers"}
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "[INT [INT ...]]": "whole numbers"}
 
 
 def parse(parts: Mapping[str, Any], words: Sequence[str], command: str, description: str) -> dict[str, Any]:
@@ -31,14 +31,7 @@ def parse(parts: Mapping[str, Any], words: Sequence[str], command: str, descript
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            found = tyro.cli(
-                combined,
-                prog=command,
-                description=description,
-                default=combined(**parts),
-                args=words,
-                compact_help=True,
-            )
+            found = tyro.cli(combined, prog=command, description=description, default=combined(**parts), args=words)
     except SystemExit as end:
         if not end.code:
             raise
@@ -83,6 +76,17 @@ def _normal(key: str) -> str:
     return "--" + key.lstrip("-").rstrip("_").replace("_", "-") if key.startswith("--") else key
 
 
+def _values(words: Sequence[str], name: str) -> str:
+    """What was typed for an option that may take several words."""
+    place = max(index for index, word in enumerate(words) if _normal(word.partition("=")[0]) == name)
+    values = [words[place].partition("=")[2]] if "=" in words[place] else []
+    for word in words[place + 1 :]:
+        if word.startswith("--"):
+            break
+        values.append(word)
+    return " ".join(values)
+
+
 def _sentence(box: str, words: Sequence[str], command: str) -> str:
     """tyro's framed message as one sentence that names the option."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
@@ -93,8 +97,7 @@ def _sentence(box: str, words: Sequence[str], command: str) -> str:
         name = found[1]
         kind = next((line.removeprefix(name).strip() for line in lines[rule:] if line.startswith(name)), "")
         kind = kind.replace("{None}|", "")
-        given = peek(words, name.lstrip("-"))
-        return f"{name} {given} cannot be understood: give {_KINDS.get(kind.strip('[]'), _KINDS.get(kind, kind))}."
+        return f"{name} {_values(words, name)} cannot be understood: give {_KINDS.get(kind, kind)}."
     if (found := re.search(r"Missing value for argument '(--[\w-]+)'", message)) is not None:
         return f"{found[1]} needs a value: see {command} --help."
     if (

@@ -162,8 +162,8 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} has no {WEIGHTS}: the run ended before it could save any.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path / WEIGHTS} is damaged ({error}): the policy cannot be rebuilt.") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
 
 
 def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:

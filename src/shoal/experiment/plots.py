@@ -45,6 +45,7 @@ def draw(paths: Sequence[Path], output: Path) -> list[str]:
         raise UserError("There is nothing to plot: no run among these has evaluations.")
 
     from matplotlib.figure import Figure  # no pyplot: it looks for a display and keeps state
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axes, (column, name) in zip(figure.subplots(1, 2, sharey=True), AXES):
@@ -57,6 +58,7 @@ def draw(paths: Sequence[Path], output: Path) -> list[str]:
             axes.axhline(target, color="grey", linestyle=":", linewidth=1)
         axes.set_xlabel(name)
         axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("evaluated return")

@@ -16,6 +16,7 @@ WAITS = 0.15  # a node that waits for less than this part of its time is not hel
 class Progress:
     """The state of a run as the driver sees it; `take` brings it up to date."""
 
+    target: float | None = None  # the return to be reached
     elapsed: float = 0.0  # real seconds since the nodes were started
     train_seconds: float = 0.0
     counts: dict[str, float] = field(default_factory=dict)
@@ -96,22 +97,30 @@ class Progress:
             recent[activity] = 0.7 * recent.get(activity, part / whole) + 0.3 * part / whole
 
 
+def by_role(times: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Nodes of one role together (`actor/0`, `actor/1`, … as "2 actors"), their times averaged."""
+    roles: dict[str, list[Mapping[str, float]]] = {}
+    for node, parts in times.items():
+        roles.setdefault(node.partition("/")[0], []).append(parts)
+    merged = {}
+    for role, several in sorted(roles.items()):
+        activities = dict.fromkeys(activity for parts in several for activity in parts)
+        name = role if len(several) == 1 else f"{len(several)} {role}s"
+        merged[name] = {a: sum(parts.get(a, 0.0) for parts in several) / len(several) for a in activities}
+    return merged
+
+
 def bottleneck(times: Mapping[str, Mapping[str, float]]) -> str:
-    """Who keeps the others waiting, in one phrase."""
-    actors = [parts for node, parts in times.items() if node.startswith("actor")]
-    learner = times.get("learner")
-    if not actors or learner is None:
-        return "not known yet"
-    starved = learner.get("waiting for data", 0.0)
-    held_up = sum(parts.get("waiting to insert", 0.0) for parts in actors) / len(actors)
-    if max(starved, held_up) < WAITS:
-        return "none: actors and learner keep pace"
-    if starved >= held_up:
-        busy = collections.Counter[str]()
-        for parts in actors:
-            busy.update({activity: part for activity, part in parts.items() if not activity.startswith("waiting")})
-        most = busy.most_common(1)[0][0] if busy else "acting"
-        return f"the actors, mostly {most} (the learner waits for data {starved:.0%} of its time)"
-    work = {activity: part for activity, part in learner.items() if not activity.startswith("waiting")}
-    most = max(work, key=lambda activity: work[activity]) if work else "learning"
-    return f"the learner, mostly {most} (actors wait to insert {held_up:.0%} of their time)"
+    """Who keeps the others waiting, in one phrase: the role that waits least, when another waits a good deal."""
+    roles = by_role({node: parts for node, parts in times.items() if node != "evaluator"})
+    if len(roles) < 2:
+        return "not known"
+    waits = {role: {a: part for a, part in parts.items() if a.startswith("waiting")} for role, parts in roles.items()}
+    waiting = {role: sum(parts.values()) for role, parts in waits.items()}
+    busiest, idlest = min(waiting, key=lambda role: waiting[role]), max(waiting, key=lambda role: waiting[role])
+    if waiting[idlest] < WAITS:
+        return "none: no node waits for another"
+    work = {activity: part for activity, part in roles[busiest].items() if activity not in waits[busiest]}
+    most = max(work, key=lambda activity: work[activity], default="waiting")
+    why = max(waits[idlest], key=lambda activity: waits[idlest][activity])
+    return f"{busiest}, mostly {most} ({idlest} {why} {waits[idlest][why]:.0%} of the time)"

@@ -27,7 +27,7 @@ from shoal.services.weights import NONE
 
 TICK = 0.1  # seconds between two looks at the run
 ROW_EVERY = 1.0  # seconds between two rows of metrics
-METRICS, WEIGHTS, LEARNER = Handle("metrics"), Handle("weights"), Handle("learner")
+METRICS, WEIGHTS, LEARNER, EVALUATOR = Handle("metrics"), Handle("weights"), Handle("learner"), Handle("evaluator")
 USER_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
 
 
@@ -115,7 +115,7 @@ class Experiment:
         self.threshold = options.with_threshold(env.reward_threshold) is not options
         self.options = options.with_threshold(env.reward_threshold)
         self.started = started  # on the monotonic clock
-        self.progress = Progress()
+        self.progress = Progress(target=self.options.stop_return)
         self.first_update: float | None = None
         prepare(algorithm, cfg, env, self.options)
 
@@ -137,16 +137,17 @@ class Experiment:
         stopped_by: StoppedBy = "failure"
         weights: Weights = {}
         with Interrupts() as interrupts:
+            display.begin(self._begin_lines(directory))
             try:
                 program = self.algorithm.program(self.cfg, self.env, settings)
                 run = launch(
                     program, options.runtime, seed=options.seed, supervisor=supervisor, ray_address=options.ray_address
                 )
             except BaseException:
+                display.end()
                 directory.discard()
                 raise
             with run:
-                display.begin(self._begin_lines(directory))
                 directory.write_config(self._record())
                 try:
                     stopped_by = self._watch(run, interrupts, directory, display)
@@ -155,7 +156,7 @@ class Experiment:
                     failure, stopped_by = (None, "interrupt") if interrupts.asked else (error, "failure")
                 finally:
                     display.end()
-                weights = last_weights(run)
+                weights = last_weights(run, reached=stopped_by == "return")
         if failure is not None and (sentence := user_error(failure)) is not None:
             directory.discard()
             raise UserError(sentence)
@@ -268,13 +269,21 @@ def take_snapshot(run: Run, metrics: Any, evaluations_from: int) -> dict[str, An
         raise
 
 
-def last_weights(run: Run) -> Weights:
-    """The newest weights, also of a run that broke, as far as anybody still has them."""
-    try:
-        found = run.client(WEIGHTS).newer(NONE)
-    except Exception:
-        return {}
-    return {} if found is None else found[1]
+def last_weights(run: Run, reached: bool) -> Weights:
+    """The weights that were confirmed to reach the target, else the newest; also of a run that broke, as far as anybody
+    still has them."""
+    asked: list[tuple[Handle, str, tuple[Any, ...]]] = [(WEIGHTS, "newer", (NONE,))]
+    if reached:  # the learner has gone on since, not always for the better
+        asked.insert(0, (EVALUATOR, "confirmed", ()))
+    for node, method, arguments in asked:
+        try:
+            found = getattr(run.client(node), method)(*arguments)
+        except Exception:
+            continue  # that node is gone: perhaps the next one has something
+        if found is not None:
+            weights: Weights = found[1]
+            return weights
+    return {}
 
 
 def user_error(failure: Exception) -> str | None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from shoal.experiment.progress import Progress
+from shoal.experiment.progress import Progress, by_role
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -95,6 +95,7 @@ class Live:
         self._live = RichLive(console=console, auto_refresh=False, transient=False)
         self._next = 0.0
         self._title = ""
+        self._last: Progress | None = None
 
     def begin(self, lines: Sequence[str]) -> None:
         self._title = lines[0]
@@ -103,6 +104,7 @@ class Live:
         self._live.start()
 
     def update(self, progress: Progress) -> None:
+        self._last = progress
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + FRAME_EVERY
             self._live.update(panel(self._title, progress), refresh=True)
@@ -111,6 +113,8 @@ class Live:
         self._console.print(text, highlight=False, markup=False)
 
     def end(self) -> None:
+        if self._last is not None:
+            self._live.update(panel(self._title, self._last), refresh=True)
         self._live.stop()
 
 
@@ -147,19 +151,6 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def by_role(times: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Nodes of one role together (`actor/0`, `actor/1`, … as "2 actors"), their times averaged."""
-    roles: dict[str, list[Mapping[str, float]]] = {}
-    for node, parts in times.items():
-        roles.setdefault(node.partition("/")[0], []).append(parts)
-    merged = {}
-    for role, several in sorted(roles.items()):
-        activities = dict.fromkeys(activity for parts in several for activity in parts)
-        name = role if len(several) == 1 else f"{len(several)} {role}s"
-        merged[name] = {a: sum(parts.get(a, 0.0) for parts in several) / len(several) for a in activities}
-    return merged
-
-
 def panel(title: str, progress: Progress) -> RenderableType:
     """The live view's content."""
     from rich.panel import Panel
@@ -183,6 +174,7 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
     judged = "no evaluation yet"
     if evaluations:
         judged = f"{sparkline(evaluations)}  {evaluations[-1]:,.1f} ± {progress.evaluations[-1]['spread']:.1f}"
+        judged += "" if progress.target is None else f" of {progress.target:,g}"
     acting = sparkline(progress.returns)
     if "actor_return" in progress.values:
         acting += f"  {progress.values['actor_return']:,.1f}"
@@ -190,7 +182,7 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
     speed = f"{rates.get('env_steps', 0):,.0f} steps/s · {rates.get('learner_steps', 0):,.0f} updates/s"
     weights = f"version {progress.count('learner_steps'):,}"
     if "staleness" in values:
-        weights += f" · acted on {values['staleness']:.1f} updates late"
+        weights += f" · what is learned from is {values['staleness']:.1f} updates old"
     troubles = f"{progress.restarts} restarts · {progress.count('refused_updates')} updates refused"
     return [
         ("evaluated", judged),
