@@ -51,6 +51,7 @@ class Store:
             self.chunks[name] = self.columns[name].reshape(self.limit, self.length, *shape)
         self.references = np.zeros(self.limit, np.int32)
         self.following = np.zeros(self.limit, np.int64)
+        self.generations = np.zeros(self.limit, np.int32)  # how often the chunk was handed out
         self.fresh = 0  # chunks from here on were never used
         self._free = np.empty(1024, np.int64)
         self._free_count = 0
@@ -87,6 +88,7 @@ class Store:
             ids = np.concatenate([ids, fresh]) if from_free else fresh
         ids.sort()
         self.references[ids] = 1
+        self.generations[ids] += 1
         return ids
 
     def hold(self, chunks: Array) -> None:
@@ -111,6 +113,14 @@ class Store:
             self._free = grown
         self._free[self._free_count : needed] = ids
         self._free_count = needed
+
+    def restore(self, following: Array) -> None:
+        """Make chunks that a checkpoint fills; items then `hold` theirs, and `free_unreferenced` ends it."""
+        self.fresh = len(following)
+        self.following[: self.fresh] = following
+
+    def free_unreferenced(self) -> None:
+        self._release(np.flatnonzero(self.references[: self.fresh] == 0))
 
     def begin_reading(self) -> int:
         """A ticket: chunks freed from now on keep their contents until it is handed back."""
@@ -154,6 +164,7 @@ class Streams:
         self.environments = environments
         self.first_row = first_row  # rows before this one are not here
         self.rows = first_row  # number of the next row
+        self.written = first_row  # rows before this one are in their places
         self._base = first_row  # row number of the first place of the first chunk held
         self._held = np.empty((0, environments), np.int64)  # [chunks in order of time, environment]
 
@@ -196,6 +207,10 @@ class Streams:
 
     def chunks(self) -> Array:
         return self._held.ravel()
+
+    def growing(self) -> Array:
+        """Chunks to which rows are still to be written."""
+        return self._held[(self.written - self._base) >> self.store.shift :].ravel()
 
 
 def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .checks import check_block, check_window
@@ -50,6 +50,7 @@ class KnownWriter:
     accepted: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     busy: bool = False  # a call is going on
+    gone: bool = False  # forgotten while a call was going on
 
     def has_received(self, block: Block) -> bool:
         """Whether the block was taken in before, wholly."""
@@ -78,7 +79,20 @@ class Intake:
 
     def forget(self, name: str) -> None:
         writer = self.writers.pop(name, None)
-        if writer is not None and writer.streams is not None:
+        if writer is not None:
+            writer.gone = True
+            self.let_go(writer)
+
+    def restart(self, stores: Iterable[Store], writers: Mapping[str, tuple[int, int]]) -> None:
+        """Go on from a checkpoint: with its stores, and knowing which blocks of which writers are in it."""
+        for name in list(self.writers):
+            self.forget(name)
+        self.stores = {store.schema: store for store in stores}
+        self.writers = {name: KnownWriter(name, life, sequence) for name, (life, sequence) in writers.items()}
+
+    def let_go(self, writer: KnownWriter) -> None:
+        """Drop the chunks of a writer that is gone, once none of its calls uses them."""
+        if writer.streams is not None and not writer.busy:
             writer.streams.close()
 
     def reserve(self, writer: KnownWriter, block: Block) -> tuple[Streams, list[Piece]]:
@@ -106,6 +120,7 @@ class Intake:
             self._tables[name].refused += len(left)
         writer.arriving, writer.accepted, writer.refused = {}, {}, {}
         writer.sequence = block.sequence
+        streams.written = streams.rows
         for name, items in block.items.items():
             table, spans, priorities, states = self._tables[name], items.spans, items.priorities, items.states
             table.bind(items.view, streams.store, states)
@@ -141,9 +156,16 @@ class Intake:
             if not len(arriving) or table.limiter.refuses:
                 del writer.arriving[name]
 
+    def give_up(self, writer: KnownWriter) -> None:
+        """Refuse what is still held up, of a writer that is gone."""
+        for name, left in writer.arriving.items():
+            self.refuse(writer, name, len(left))
+        writer.arriving = {}
+
     def can_admit(self, writer: KnownWriter) -> bool:
+        """Whether going on makes sense: something may be let in, or the writer is gone."""
         tables = [self._tables[name] for name in writer.arriving]
-        return any(table.limiter.insertable(table.counts, 1) > 0 for table in tables)
+        return writer.gone or any(table.limiter.insertable(table.counts, 1) > 0 for table in tables)
 
     def refuse(self, writer: KnownWriter, name: str, count: int) -> None:
         writer.refused[name] += count

@@ -31,6 +31,10 @@ class Running(ABC):
     @abstractmethod
     def update(self, slots: Array) -> None: ...
 
+    def saved_order(self) -> Array | None:
+        """The order in which to insert all slots into a new selector to make it choose alike; None: oldest first."""
+        return None
+
 
 class Ranked(Running):
     @abstractmethod
@@ -138,6 +142,9 @@ class _Members(Drawn):
 
     def update(self, slots: Array) -> None:
         pass
+
+    def saved_order(self) -> Array:
+        return self._slots[: self._size]
 
     def draw(self, count: int, generator: np.random.Generator) -> Array:
         return self._slots[generator.integers(0, self._size, count)].astype(np.int64)

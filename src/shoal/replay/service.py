@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import sync
+from . import checkpoint
 from .checks import check_priorities
 from .chunks import write
 from .columns import Batch
@@ -53,7 +55,10 @@ class Replay:
         self._tables = {
             table.name: RunningTable(table, np.random.default_rng(own), hooks) for table, own in zip(tables, seeds)
         }
-        self._intake = Intake(self._tables, Memory(directory), chunk_length)
+        self._memory = Memory(directory)
+        self._intake = Intake(self._tables, self._memory, chunk_length)
+        self._saving = sync.Condition()  # one save or load at a time
+        self._saved: dict[Path, checkpoint.Saved] = {}
         self._changed = sync.Condition()
         self._closed = False
 
@@ -80,6 +85,8 @@ class Replay:
             if new:
                 write(streams.store, pieces, block.columns)
             with self._changed:
+                if writer.gone and new:
+                    return Inserted({}, {name: len(items.spans) for name, items in block.items.items()})
                 if new:
                     self._intake.receive(writer, streams, block)
                 self._admit(writer, timeout)
@@ -89,6 +96,8 @@ class Replay:
         finally:
             with self._changed:
                 writer.busy = False
+                if writer.gone:
+                    self._intake.let_go(writer)
                 self._changed.notify_all()
 
     def _admit(self, writer: KnownWriter, timeout: float | None) -> None:
@@ -104,7 +113,10 @@ class Replay:
             self._wait(
                 lambda: self._intake.can_admit(writer), left, lambda: self._intake.waits_for(writer), waits, timeout
             )
-            self._intake.admit(writer)
+            if writer.gone:
+                self._intake.give_up(writer)
+            else:
+                self._intake.admit(writer)
 
     def forget_writer(self, name: str) -> None:
         """Let go of the rows kept for items that a writer might still complete; call it when a writer is gone."""
@@ -133,11 +145,14 @@ class Replay:
             self._check_open()
             if running.sampleable(batch) < least:
                 self._wait(
-                    lambda: running.sampleable(batch) >= least,
+                    lambda: self._tables[table].sampleable(batch) >= least,
                     timeout,
-                    lambda: f"a reader waits for {least:,} items of table {table!r}, where {running.state()}",
+                    lambda: (
+                        f"a reader waits for {least:,} items of table {table!r}, where {self._tables[table].state()}"
+                    ),
                     [running.statistics.sample_waits],
                 )
+            running = self._tables[table]  # another one if a checkpoint was loaded meanwhile
             store, view = running.bound()
             size, mass = running.size, running.mass()
             chosen = running.sample(running.sampleable(batch))
@@ -214,6 +229,43 @@ class Replay:
         """Plain numbers per table."""
         with self._changed:
             return {name: describe(table) for name, table in self._tables.items()}
+
+    def save(self, path: str | os.PathLike[str]) -> dict[str, float]:
+        """Save all tables to a directory, which holds the last complete save at any moment.
+
+        Others go on meanwhile, but for the pause that is returned with the time and the bytes written. Saving to the
+        same directory again writes only rows that are new.
+        """
+        place = Path(path).absolute()
+        with self._saving:
+            began = sync.monotonic()
+            with self._changed:
+                size = checkpoint.snapshot_size(self._tables)
+            copier = checkpoint.Copier(size)
+            with self._changed:
+                paused = sync.monotonic()
+                snapshot = checkpoint.take_snapshot(self._tables, self._intake, copier)
+                pause = sync.monotonic() - paused
+            try:
+                before = self._saved.get(place, checkpoint.Saved())
+                self._saved[place], written = checkpoint.save(place, snapshot, before)
+            finally:
+                with self._changed:
+                    for store, ticket in zip(snapshot.stores, snapshot.tickets):
+                        store.end_reading(ticket)
+            return {"seconds": sync.monotonic() - began, "pause_seconds": pause, "bytes": written}
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace all tables by those of a checkpoint once it is verified; BadCheckpoint leaves all as it is."""
+        place = Path(path).absolute()
+        with self._saving:
+            loaded = checkpoint.load(place, self._memory)
+            tables = checkpoint.restore_tables(loaded, self._tables)
+            with self._changed:
+                self._tables.update(tables)
+                self._intake.restart(loaded.stores, loaded.header["writers"])
+                self._saved = {place: loaded.saved}
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Refuse calls from now on and wake everybody who waits with ReplayClosed."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .chunks import Store
 from .description import Table
+from .errors import BadCheckpoint
 from .extensions import Extension
-from .limiters import Counts
+from .limiters import Counts, Round
 from .messages import Array
 from .selectors import Drawn, Ranked
 from .statistics import Statistics
 from .views import View
 
 _EMPTY = -1
+_SAVED = ("start", "length", "history", "key", "times_sampled", "priority")
 _ONE = np.int32(1)  # of the counters' own type: anything else takes `ufunc.at` 25 times as long
 
 
@@ -86,7 +89,9 @@ class RunningTable:
 
     def item_bytes(self) -> int:
         """Memory of the arrays that describe items, as far as they were used."""
-        each = sum(array.itemsize for array in self._arrays()) + sum(each.item_bytes for each in self._selectors)
+        each: int = sum(getattr(self, name).itemsize for name in _SAVED) + sum(
+            each.item_bytes for each in self._selectors
+        )
         return self._fresh * each
 
     def ages_and_uses(self, most: int) -> tuple[Array, Array]:
@@ -100,8 +105,70 @@ class RunningTable:
         """Occupied slots."""
         return np.flatnonzero(self.key[: self._fresh] != _EMPTY)
 
-    def _arrays(self) -> tuple[Array, ...]:
-        return self.start, self.length, self.history, self.key, self.times_sampled, self.priority
+    # Checkpoints
+
+    def saved_arrays(self) -> dict[str, Array]:
+        """What a checkpoint keeps, as it is now: copy it before anything changes."""
+        arrays = {name: getattr(self, name)[: self._fresh] for name in _SAVED}
+        arrays["free"] = self._free[: self._free_count]
+        arrays |= {name: values[: self._fresh] for name, values in self.states.items()}
+        for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
+            if (order := selector.saved_order()) is not None:
+                arrays[role] = order
+        return arrays
+
+    def saved_numbers(self) -> dict[str, Any]:
+        return {
+            "capacity": self.description.capacity,
+            "slots": self.description.slots,
+            "inserts": self.counts.inserts,
+            "samples": self.counts.samples,
+            "deletes": self.deletes,
+            "refused": self.refused,
+            "stale_updates": self.stale_updates,
+            "random": self.generator.bit_generator.state,
+            "round": self.limiter.dump() if isinstance(self.limiter, Round) else None,
+        }
+
+    def fresh_copy(self) -> RunningTable:
+        """The same table, empty."""
+        return RunningTable(self.description, np.random.default_rng(), self._extensions)
+
+    def restore(
+        self, numbers: dict[str, Any], arrays: dict[str, Array], store: Store | None, view: View | None
+    ) -> None:
+        """Fill an empty table with what was saved."""
+        for what in ("capacity", "slots"):
+            if numbers[what] != getattr(self.description, what):
+                raise BadCheckpoint(
+                    f"table {self.description.name!r} was saved with {what} {numbers[what]:,} and has now "
+                    f"{getattr(self.description, what):,}; make the table as it was to load it"
+                )
+        self._fresh = len(arrays["key"])
+        for name in _SAVED:
+            getattr(self, name)[: self._fresh] = arrays[name]
+        self._free_count = len(arrays["free"])
+        self._free[: self._free_count] = arrays["free"]
+        self.counts.inserts, self.counts.samples = numbers["inserts"], numbers["samples"]
+        self.deletes, self.refused = numbers["deletes"], numbers["refused"]
+        self.stale_updates = numbers["stale_updates"]
+        self.generator.bit_generator.state = numbers["random"]
+        if isinstance(self.limiter, Round) and numbers["round"] is not None:
+            self.limiter.restore(numbers["round"])
+        slots = self.live()
+        self.counts.size = len(slots)
+        limit = self.description.max_times_sampled
+        self.uses_left = int((limit - self.times_sampled[slots]).sum()) if limit else 0
+        in_order = slots[np.argsort(self.key[slots])]
+        for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
+            if role == "sampler" or selector is not self.sampler:
+                selector.insert(arrays[role].astype(np.int64) if role in arrays else in_order)
+        if store is not None and view is not None:
+            states = {name: values for name, values in arrays.items() if name.startswith("state/")}
+            self.bind(view, store, states)
+            for name, values in states.items():
+                self.states[name][: self._fresh] = values
+            store.hold(store.chunks_of(self.start[slots], self.length[slots]))
 
     def bind(self, view: View, store: Store, states: dict[str, Array]) -> None:
         """Fix what the items of this table are like, as the first ones say."""

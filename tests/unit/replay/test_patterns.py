@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import Stream, make_stream, naive_n_step, naive_sequences, naive_stack
+from replay_streams import Stream, make_stream, naive_n_step, naive_sequences, naive_stack
 
 from shoal.replay import Appended, Pattern, Replay, Sample, Spans, Table, Writer, n_step, rollout, sequence
 from shoal.replay.views import View, Whole

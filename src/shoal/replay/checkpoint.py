@@ -1,0 +1,297 @@
+"""Saving and loading: rows go to logs once, everything else to a manifest that is renamed into place.
+
+A chunk does not change any more once it is full, so a save to the same directory appends only what is new. A log of
+which less than half is still in use is written again. The manifest names every record and its checksum: whatever it
+does not name does not exist, and a directory holds the last save that was completed, or none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .chunks import Schema, Store
+from .errors import BadCheckpoint
+from .files import pack, read_whole, sync_directory, unpack, write_whole
+from .intake import Intake
+from .memory import Memory
+from .messages import Array
+from .tables import RunningTable
+from .views import View
+
+_RECORD_BYTES = 2 << 20  # small enough that unpacking stays within the cache
+_MANIFEST = "manifest"
+
+
+@dataclass
+class Record:
+    """Some chunks of a store in a log: all columns, one after the other."""
+
+    file: str
+    chunks: Array  # int64; -1 where the chunk is not in use any more
+    generations: Array  # of the chunks when they were written; -1 for one that was not full
+    columns: dict[str, tuple[int, int, int]]  # offset, size, checksum
+
+
+@dataclass
+class Saved:
+    """What the logs of a directory hold, kept between saves."""
+
+    records: dict[Schema, list[Record]] = field(default_factory=dict)
+
+
+@dataclass
+class Snapshot:
+    """A copy of everything but the rows, which stay as they are while the tickets are held."""
+
+    header: dict[str, Any]
+    arrays: dict[str, Array]
+    stores: list[Store]
+    following: list[Array]
+    generations: list[Array]
+    growing: list[Array]  # chunks that are not full
+    tickets: list[int]
+
+
+class Copier:
+    """Copies arrays into memory that was touched before, so that the pause of a save is not spent on page faults."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = np.zeros(size, np.uint8)
+        self._memory[:: 1 << 12] = 1
+        self._used = 0
+
+    def __call__(self, array: Array) -> Array:
+        end = self._used + -(-array.nbytes // 64) * 64
+        if end > len(self._memory):  # the table grew since the size was taken
+            return array.copy()
+        copy = self._memory[self._used : self._used + array.nbytes].view(array.dtype).reshape(array.shape)
+        self._used = end
+        copy[...] = array
+        return copy
+
+
+def snapshot_size(tables: Mapping[str, RunningTable]) -> int:
+    return sum(array.nbytes + 64 for table in tables.values() for array in table.saved_arrays().values()) + (1 << 20)
+
+
+def take_snapshot(tables: Mapping[str, RunningTable], intake: Intake, copy: Copier) -> Snapshot:
+    """With the service's lock held: the pause that a save makes."""
+    stores = list(intake.stores.values())
+    arrays, descriptions = {}, {}
+    for name, table in tables.items():
+        arrays.update({f"{name}|{key}": copy(array) for key, array in table.saved_arrays().items()})
+        described = table.saved_numbers()
+        described["store"] = stores.index(table.store) if table.store is not None else None
+        described["view"] = _describe_view(table.view)
+        descriptions[name] = described
+    streams = [writer.streams for writer in intake.writers.values() if writer.streams is not None]
+    empty = np.empty(0, np.int64)
+    return Snapshot(
+        header={
+            "tables": descriptions,
+            "writers": {writer.name: [writer.life, writer.sequence] for writer in intake.writers.values()},
+        },
+        arrays=arrays,
+        stores=stores,
+        following=[store.following[: store.fresh].copy() for store in stores],
+        generations=[store.generations[: store.fresh].copy() for store in stores],
+        growing=[np.concatenate([empty, *(s.growing() for s in streams if s.store is store)]) for store in stores],
+        tickets=[store.begin_reading() for store in stores],
+    )
+
+
+def save(path: Path, snapshot: Snapshot, before: Saved) -> tuple[Saved, int]:
+    """Write what the logs lack, then the manifest; what the directory holds now, and the bytes written."""
+    path.mkdir(parents=True, exist_ok=True)
+    # never a name that is taken: the manifest in place may need that file until it is replaced
+    number = 1 + max((int(log.stem[5:]) for log in path.glob("rows-*.log")), default=-1)
+    log = f"rows-{number:06d}.log"
+    after, written = Saved(), 0
+    with open(path / log, "wb") as file:
+        for index, store in enumerate(snapshot.stores):
+            used = _chunks_in_use(snapshot, index)
+            kept = _still_good(before.records.get(store.schema, []), used, snapshot.generations[index])
+            for record in kept:
+                used[record.chunks[record.chunks >= 0]] = False
+            new = _write_records(file, log, store, np.flatnonzero(used), snapshot, index)
+            after.records[store.schema] = [*kept, *new]
+        file.flush()
+        os.fsync(file.fileno())
+        written += file.tell()
+    header, arrays = dict(snapshot.header), dict(snapshot.arrays)
+    header["stores"] = []
+    for index, store in enumerate(snapshot.stores):
+        records = after.records[store.schema]
+        header["stores"].append(
+            {
+                "schema": [[name, list(shape), kind] for name, shape, kind in store.schema],
+                "length": store.length,
+                "records": [[record.file, len(record.chunks), record.columns] for record in records],
+            }
+        )
+        arrays[f"store {index}|chunks"] = _concatenate([record.chunks for record in records])
+        arrays[f"store {index}|following"] = snapshot.following[index]
+    sync_directory(path)
+    written += write_whole(path / _MANIFEST, header, arrays)
+    named = {record.file for records in after.records.values() for record in records}
+    for old in path.glob("rows-*.log"):
+        if old.name not in named:
+            old.unlink()
+    return after, written
+
+
+def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
+    """Which chunks of a store the items refer to, as a mask over chunks."""
+    store = snapshot.stores[index]
+    used = np.zeros(len(snapshot.following[index]), bool)
+    for name, described in snapshot.header["tables"].items():
+        if described["store"] != index:
+            continue
+        there = snapshot.arrays[f"{name}|key"] >= 0
+        start, length = snapshot.arrays[f"{name}|start"][there], snapshot.arrays[f"{name}|length"][there]
+        first = start >> store.shift
+        crossing = (start & store.mask) + length > store.length
+        used[first] = True
+        used[snapshot.following[index][first[crossing]]] = True
+    return used
+
+
+def _still_good(records: list[Record], used: Array, generations: Array) -> list[Record]:
+    """Records of which at least half is in use and unchanged."""
+    kept = []
+    for record in records:
+        known = (record.chunks >= 0) & (record.chunks < len(used))
+        chunks = np.where(known, record.chunks, 0)
+        good = known & used[chunks] & (generations[chunks] == record.generations)
+        if 2 * np.count_nonzero(good) >= len(good):
+            kept.append(dataclasses.replace(record, chunks=np.where(good, record.chunks, -1)))
+    return kept
+
+
+def _write_records(file: Any, log: str, store: Store, chunks: Array, snapshot: Snapshot, index: int) -> list[Record]:
+    records = []
+    step = max(1, _RECORD_BYTES // (store.length * max(1, store.row_bytes)))
+    growing = np.isin(chunks, snapshot.growing[index])
+    generations = np.where(growing, -1, snapshot.generations[index][chunks])
+    for begin in range(0, len(chunks), step):
+        group = chunks[begin : begin + step]
+        columns = {}
+        for name, values in store.chunks.items():
+            packed = pack(values[_range_or_list(group)])
+            columns[name] = (file.tell(), len(packed), zlib.crc32(packed))
+            file.write(packed)
+        records.append(Record(log, group, generations[begin : begin + step], columns))
+    return records
+
+
+@dataclass
+class Loaded:
+    """A checkpoint that was read and verified."""
+
+    header: dict[str, Any]
+    arrays: dict[str, Array]
+    stores: list[Store]
+    saved: Saved
+
+
+def load(path: Path, memory: Memory) -> Loaded:
+    """Read and verify a checkpoint."""
+    header, arrays = read_whole(path / _MANIFEST)
+    saved, stores = Saved(), []
+    for index, described in enumerate(header["stores"]):
+        schema = tuple((name, tuple(shape), kind) for name, shape, kind in described["schema"])
+        store = Store(schema, described["length"], memory)
+        following = arrays[f"store {index}|following"]
+        store.restore(following)
+        at, records = 0, []
+        for file, count, columns in described["records"]:
+            chunks = arrays[f"store {index}|chunks"][at : at + count]
+            at += count
+            record = Record(file, chunks, np.where(chunks >= 0, 0, -1), {k: tuple(v) for k, v in columns.items()})
+            _read_record(path, record, store)
+            records.append(record)
+        stores.append(store)
+        saved.records[schema] = records
+    return Loaded(header, arrays, stores, saved)
+
+
+def _read_record(path: Path, record: Record, store: Store) -> None:
+    log = path / record.file
+    good = record.chunks >= 0
+    chunks = record.chunks[good]
+    whole = len(chunks) == len(good)
+    target = _range_or_list(chunks)
+    for name, (offset, size, checksum) in record.columns.items():
+        try:
+            with open(log, "rb") as file:
+                file.seek(offset)
+                packed = file.read(size)
+        except OSError as error:
+            raise BadCheckpoint(f"{log} cannot be read: {error.strerror}") from None
+        if len(packed) != size or zlib.crc32(packed) != checksum:
+            raise BadCheckpoint(f"{log} is damaged: column {name!r} at byte {offset} does not fit its checksum")
+        stored = store.chunks[name]
+        values = unpack(packed, (len(good), *stored.shape[1:]), stored.dtype)
+        stored[target] = values if whole else values[good]
+
+
+def restore_tables(loaded: Loaded, tables: Mapping[str, RunningTable]) -> dict[str, RunningTable]:
+    """Tables as in the checkpoint; those given say what they must be like."""
+    described = loaded.header["tables"]
+    if described.keys() != tables.keys():
+        raise BadCheckpoint(f"the checkpoint holds the tables {sorted(described)}, this service {sorted(tables)}")
+    restored = {}
+    for name, table in tables.items():
+        numbers = described[name]
+        store = None if numbers["store"] is None else loaded.stores[numbers["store"]]
+        arrays = {key.split("|", 1)[1]: array for key, array in loaded.arrays.items() if key.startswith(f"{name}|")}
+        restored[name] = table.fresh_copy()
+        restored[name].restore(numbers, arrays, store, _restore_view(numbers["view"]))
+    for store in loaded.stores:
+        store.free_unreferenced()
+    return restored
+
+
+def _describe_view(view: View | None) -> Any:
+    """A view as its class and fields, so that no code is loaded with a checkpoint but by import."""
+    if view is None:
+        return None
+    if not dataclasses.is_dataclass(view):
+        raise ValueError(f"the view {view!r} cannot be saved; make it a dataclass of plain values")
+    fields = {each.name: getattr(view, each.name) for each in dataclasses.fields(view)}
+    return [type(view).__module__, type(view).__qualname__, fields]
+
+
+def _restore_view(described: Any) -> View | None:
+    if described is None:
+        return None
+    module, name, fields = described
+    kind = importlib.import_module(module)
+    for part in name.split("."):
+        kind = getattr(kind, part)
+    view: View = kind(**{key: _tuples(value) for key, value in fields.items()})  # type: ignore[operator]
+    return view
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _range_or_list(chunks: Array) -> slice | Array:
+    """Ascending chunks as a slice where they are neighbours, which is copied much faster."""
+    if len(chunks) and chunks[-1] - chunks[0] == len(chunks) - 1:
+        return slice(int(chunks[0]), int(chunks[-1]) + 1)
+    return chunks
+
+
+def _concatenate(arrays: list[Array]) -> Array:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)

@@ -1,0 +1,85 @@
+"""Files that are complete or absent: a header, arrays and a checksum, put in place by renaming."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lz4.block
+import numpy as np
+
+from .errors import BadCheckpoint
+from .messages import Array
+
+_MAGIC = b"shoal replay 1\n"
+
+
+def pack(array: Array) -> bytes:
+    """The bytes of an array, compressed."""
+    packed: bytes = lz4.block.compress(np.ascontiguousarray(array).reshape(-1).view(np.uint8), store_size=False)
+    return packed
+
+
+def unpack(packed: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    try:
+        raw = lz4.block.decompress(packed, uncompressed_size=size)
+    except (lz4.block.LZ4BlockError, ValueError) as error:
+        raise BadCheckpoint(f"compressed data is damaged: {error}") from None
+    if len(raw) != size:
+        raise BadCheckpoint(f"compressed data gives {len(raw)} bytes where {size} belong")
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def write_whole(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int:
+    """Write a file under another name and rename it, so that `path` is the old file or the new one; its bytes."""
+    parts = {name: pack(array) for name, array in arrays.items()}
+    index = [[name, arrays[name].dtype.str, list(arrays[name].shape), len(part)] for name, part in parts.items()]
+    head = json.dumps({"header": header, "arrays": index}).encode()
+    pieces = [_MAGIC, struct.pack("<Q", len(head)), head, *parts.values()]
+    check = 0
+    for piece in pieces:
+        check = zlib.crc32(piece, check)
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "wb") as file:
+        for piece in (*pieces, struct.pack("<I", check)):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+    return sum(map(len, pieces)) + 4
+
+
+def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Header and arrays of a file by `write_whole`, or BadCheckpoint."""
+    try:
+        data = memoryview(path.read_bytes())
+    except OSError as error:
+        raise BadCheckpoint(f"there is no replay checkpoint at {path.parent}: {error.strerror}") from None
+    start = len(_MAGIC) + 8
+    if len(data) < start + 4 or data[: len(_MAGIC)] != _MAGIC:
+        raise BadCheckpoint(f"{path} is not a replay checkpoint, or cut short")
+    if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+        raise BadCheckpoint(f"{path} is damaged: its checksum does not fit its contents")
+    size = struct.unpack("<Q", data[len(_MAGIC) : start])[0]
+    head = json.loads(bytes(data[start : start + size]))
+    arrays, offset = {}, start + size
+    for name, kind, shape, length in head["arrays"]:
+        arrays[name] = unpack(data[offset : offset + length], tuple(shape), np.dtype(kind))
+        offset += length
+    return head["header"], arrays
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename or a new file's name survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
