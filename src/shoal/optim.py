@@ -53,6 +53,7 @@ class Local:
         decay: float | None = None,  # of the squared gradient's average; None: 0.999 for Adam, 0.99 for RMSProp
         momentum: float = 0.9,  # Adam's first average; RMSProp has none
         epsilon_inside: bool = False,  # RMSProp: √(v + ε) as TensorFlow and the papers, not √v + ε
+        centred: bool = False,  # RMSProp: v is the gradient's variance, not its mean square
         clip_norm: float | None = None,
     ) -> None:
         if kind not in ("adam", "rmsprop"):
@@ -63,7 +64,7 @@ class Local:
         self._rate = rate if callable(rate) else constant(rate)
         self._kind, self._epsilon, self._momentum = kind, epsilon, momentum
         self._decay = decay if decay is not None else (0.999 if kind == "adam" else 0.99)
-        self._epsilon_inside, self._clip_norm = epsilon_inside, clip_norm
+        self._epsilon_inside, self._centred, self._clip_norm = epsilon_inside, centred, clip_norm
         self._average = torch.zeros_like(self.flat)
         self._square = torch.zeros_like(self.flat)
 
@@ -101,10 +102,11 @@ class Local:
 
     def _rmsprop(self, gradient: Tensor, rate: float) -> None:
         self._square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
-        if self._epsilon_inside:
-            root = self._square.add(self._epsilon).sqrt_()
-        else:
-            root = self._square.sqrt().add_(self._epsilon)
+        spread = self._square
+        if self._centred:
+            self._average.lerp_(gradient, 1.0 - self._decay)
+            spread = torch.addcmul(self._square, self._average, self._average, value=-1.0).clamp_(min=0.0)
+        root = spread.add(self._epsilon).sqrt_() if self._epsilon_inside else spread.sqrt().add_(self._epsilon)
         self.flat.addcdiv_(gradient, root, value=-rate)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
@@ -15,7 +15,7 @@ from shoal.loops.evaluator import Evaluator
 from shoal.loops.learner import GroupLearner, LearnerLoop
 from shoal.loops.recorder import Policy
 from shoal.program import Program
-from shoal.replay import Pattern, Replay
+from shoal.replay import MinSize, Pattern, Replay, SamplesPerInsert, Table
 from shoal.services.group import Group
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
@@ -57,6 +57,21 @@ class ActorConfig(EvaluatorConfig, Protocol):
 
 def make_envs(spec: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
     return envs.make(spec.spec, count, seed=seed, vectorizer=cast(envs.Vectorizer, vectorizer))
+
+
+def limiter(samples_per_insert: float, min_size: int, batch: int, block: int) -> MinSize | SamplesPerInsert:
+    """Acting and learning at a ratio, or with 0 each at its own pace once there are `min_size` items.
+
+    Neither side waits for less than a batch (of those asked for ahead) and a block of items, so that both work in turn
+    and not in lockstep.
+    """
+    if not samples_per_insert:
+        return MinSize(min_size)
+    return SamplesPerInsert(samples_per_insert, min_size, error_buffer=2 * batch + samples_per_insert * block)
+
+
+def add_replay(program: Program, tables: Sequence[Table], shards: int = 1) -> Replay:
+    return program.add("replay", Replay, tables)
 
 
 def add_actors(
