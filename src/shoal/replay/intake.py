@@ -135,8 +135,8 @@ class Intake:
             start = streams.addresses(spans.environment, spans.start)
             versions = None
             if isinstance(table.limiter, Round):
-                first = streams.addresses(spans.environment, spans.start + spans.history)
-                versions = streams.store.columns["version"][first]
+                last = streams.addresses(spans.environment, spans.start + spans.length - 1)
+                versions = streams.store.columns["version"][last]
             if len(spans):
                 writer.arriving[name] = Arriving(start, spans.length, spans.history, priorities, states, versions)
 
