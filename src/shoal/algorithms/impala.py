@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from shoal import optim
@@ -24,7 +23,7 @@ from shoal.functional.vtrace import vtrace
 from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners
 from shoal.nets.acting import ActorPolicy
 from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.building import export_weights, import_weights, make_network, named_tensors, to_tensor
+from shoal.nets.building import Spaces, export_weights, import_weights, make_network, named_tensors, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.user import UserNetwork
 from shoal.program import Program
@@ -98,15 +97,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "activation": "relu",
     },
 }
-
-
-class Spaces(Protocol):
-    """What is asked of a description of an environment."""
-
-    @property
-    def observation_space(self) -> spaces.Space[Any]: ...
-    @property
-    def action_space(self) -> spaces.Space[Any]: ...
 
 
 def build_network(cfg: Config, env_spec: Spaces, seed: int) -> ActorCritic | UserNetwork:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,15 @@ Array = npt.NDArray[Any]
 
 # Arrays received from another process are often read-only; a batch is never written to, so that is no concern.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+class Spaces(Protocol):
+    """What is asked of a description of an environment."""
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]: ...
+    @property
+    def action_space(self) -> spaces.Space[Any]: ...
 
 
 def make_network(

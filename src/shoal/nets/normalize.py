@@ -1,11 +1,12 @@
 """Running statistics as buffers of a network: published with its weights, so that whoever acts uses the same ones.
 
 Observations are normalised inside the network, rewards by the learner; what is stored stays raw. Statistics grow once
-per version, out of sums that add up over learners (`sums`, then `merge` of their total).
+per version, by what all learners have seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from shoal.nets.encoder import is_image, nest
 
 LIMIT = 10.0  # what is normalised is clipped to ± this
 EPSILON = 1e-8  # added to variances
+Total = Callable[[Tensor], Tensor]  # the sum over all learners
 
 
 class Running(nn.Module):
@@ -66,27 +68,21 @@ class ObservationNormalizer(nn.Module):
             flat[name] = normalise(flat[name].float(), cast(Running, part).statistics, EPSILON).clamp(-LIMIT, LIMIT)
         return nest(self.space, flat)
 
-    def sums(self, observation: Any, valid: Tensor) -> Tensor:
-        """What `merge` needs of observations [T, B, ...], flat; valid bool [T, B]."""
+    def update(self, observation: Any, valid: Tensor, total: Total) -> None:
+        """Add observations [T, B, ...]; valid bool [T, B]."""
         flat = tree.flatten(observation, "observation")
-        parts = [cast(Running, part).sums(flat[name], valid) for name, part in zip(self.names, self.parts)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=valid.device)
-
-    def merge(self, sums: Tensor) -> None:
-        start = 0
-        for part in self.parts:
-            end = start + 3 * cast(Running, part).mean.numel()
-            cast(Running, part).merge(sums[start:end])
-            start = end
+        for name, part in zip(self.names, self.parts):
+            running = cast(Running, part)
+            running.merge(total(running.sums(flat[name], valid)))
 
 
 class RewardNormalizer(Running):
     """Divides rewards by the standard deviation of discounted returns, as far as these can be seen within an unroll."""
 
-    def return_sums(self, rewards: Tensor, discounts: Tensor, valid: Tensor) -> Tensor:
-        """What `merge` needs of an unroll, all [T, B]; discounts γ·(1 − terminated)."""
-        rewards = torch.where(valid, rewards, 0.0)
-        return self.sums(backward_recurrence(rewards, torch.where(valid, discounts, 0.0)), valid)
+    def update(self, rewards: Tensor, discounts: Tensor, valid: Tensor, total: Total) -> None:
+        """Add an unroll, all [T, B]; discounts γ·(1 − terminated)."""
+        returns = backward_recurrence(torch.where(valid, rewards, 0.0), torch.where(valid, discounts, 0.0))
+        self.merge(total(self.sums(returns, valid)))
 
     def forward(self, rewards: Tensor) -> Tensor:
         scale = torch.rsqrt(self.variance + EPSILON).to(rewards.dtype)
