@@ -7,6 +7,7 @@ Large networks are cut into several servers by groups of parameters; `GradientCl
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import buffers
-from shoal.program import current, futures
+from shoal.program import Context, current, futures
 from shoal.sync import Condition
 
 Vector = npt.NDArray[np.float32]
@@ -200,13 +201,19 @@ class GradientClient:
     With several servers each owns a run of whole parameter groups; `groups` are their sizes, in the vector's order.
     """
 
-    def __init__(self, servers: Sequence[Any], parameters: Vector, groups: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Any],
+        parameters: Vector,
+        groups: Sequence[int] | None = None,
+        worker: str | None = None,  # names this client to the servers; None: its node's name, elsewhere a unique one
+    ) -> None:
         self.parameters = parameters
         self._servers = servers
         self._parts = cut(groups or [len(parameters)], len(servers))
         self.versions = [NONE] * len(servers)
         context = current()
-        self._worker = context.name
+        self._worker = worker or (context.name if context != Context() else uuid.uuid4().hex)
         self._sequence = context.restarts << 32  # a restarted worker's numbers are higher than before
 
     @property
