@@ -97,6 +97,7 @@ def _sentence(box: str, words: Sequence[str], command: str) -> str:
         name = found[1]
         kind = next((line.removeprefix(name).strip() for line in lines[rule:] if line.startswith(name)), "")
         kind = kind.replace("{None}|", "")
+        name = _normal(name)
         return f"{name} {_values(words, name)} cannot be understood: give {_KINDS.get(kind, kind)}."
     if (found := re.search(r"Missing value for argument '(--[\w-]+)'", message)) is not None:
         return f"{found[1]} needs a value: see {command} --help."

@@ -1,0 +1,110 @@
+"""Configs: presets set what was not given, and bad values are refused in one sentence."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pytest
+
+from shoal import config
+from shoal.errors import UserError
+
+
+@config.remember_given
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    env: str = "CartPole-v1"
+    preset: str = "auto"
+    actors: int = 1
+    batch: int = 64
+    queue: int = 128
+    learning_rate: float = 1e-3
+    gamma: float = 0.99
+    optimizer: str = "adam"
+    mode: Literal["fast", "slow"] = "fast"
+    hidden: tuple[int, ...] = (64, 64)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "classic": {"batch": 32, "learning_rate": 2e-3},
+    "atari": {"batch": 16, "hidden": (512,)},
+}
+
+
+def test_a_preset_sets_only_what_was_not_given() -> None:
+    made = config.apply_preset(Config(learning_rate=5e-4), PRESETS, "classic")
+    assert (made.batch, made.learning_rate, made.preset) == (32, 5e-4, "classic")
+
+
+def test_a_value_that_was_given_stays_even_when_it_equals_the_default() -> None:
+    assert config.apply_preset(Config(batch=64), PRESETS, "classic").batch == 64
+
+
+def test_replacing_a_field_still_leaves_the_others_to_the_preset() -> None:
+    made = config.apply_preset(replace(Config(env="Other-v0"), batch=8), PRESETS, "classic")
+    assert (made.batch, made.learning_rate) == (8, 2e-3)
+
+
+def test_what_was_given_survives_pickling() -> None:
+    assert config.given(pickle.loads(pickle.dumps(Config(batch=64)))) == {"batch"}
+
+
+def test_without_the_decorator_values_that_differ_from_their_defaults_count_as_given() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Plain:
+        preset: str = "auto"
+        batch: int = 64
+        learning_rate: float = 1e-3
+
+    made = config.apply_preset(Plain(batch=8), PRESETS, "classic")
+    assert (made.batch, made.learning_rate) == (8, 2e-3)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("atari", "atari"), ("other", "none")])
+def test_auto_is_the_preset_of_the_environments_kind_or_none(kind: str, name: str) -> None:
+    assert config.apply_preset(Config(), PRESETS, kind).preset == name
+
+
+def test_a_preset_can_be_chosen_by_name_or_refused() -> None:
+    assert config.apply_preset(Config(preset="atari"), PRESETS, "classic").hidden == (512,)
+    assert config.apply_preset(Config(preset="none"), PRESETS, "classic").batch == 64
+    with pytest.raises(UserError, match=r"--preset clasic is not known.*Did you mean classic"):
+        config.apply_preset(Config(preset="clasic"), PRESETS, "classic")
+
+
+def test_the_presets_line_tells_what_it_set_and_what_the_user_set_instead() -> None:
+    made = config.apply_preset(Config(batch=8), PRESETS, "classic")
+    assert (
+        config.preset_line(made, PRESETS, "classic")
+        == "preset classic (a classic environment): learning_rate=0.002; yours: batch=8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"actors": 0}, "--actors 0 is too small: give at least 1."),
+        ({"batch": 0}, "--batch 0 is too small"),
+        ({"learning_rate": -1.0}, "--learning-rate -1.0 is too small: give at least 0."),
+        ({"learning_rate": float("nan")}, "--learning-rate nan is not a finite number"),
+        ({"gamma": 1.5}, "--gamma 1.5 is out of range"),
+        ({"optimizer": "adm"}, "--optimizer adm is not known: choose one of adam, rmsprop. Did you mean adam?"),
+        ({"mode": "slwo"}, "--mode slwo is not known: choose one of fast, slow. Did you mean slow?"),
+        ({"queue": 3}, "--queue 3 can never hold a batch of 64 items"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_option_and_the_remedy(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        config.validate(Config(**values))
+    assert str(raised.value).startswith(sentence)
+
+
+def test_a_good_config_passes() -> None:
+    config.validate(Config())
+
+
+def test_a_config_comes_back_from_its_record() -> None:
+    record = {"batch": 8, "hidden": [32, 16], "of a later version": 1}
+    assert config.from_record(Config, record) == Config(batch=8, hidden=(32, 16))

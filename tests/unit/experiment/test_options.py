@@ -1,0 +1,100 @@
+"""Stop rules and exit codes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shoal.errors import UserError
+from shoal.experiment.options import Options, Result, StoppedBy
+from shoal.experiment.progress import Progress
+from shoal.experiment.training import stop_reason
+
+RESULT = Result(
+    algorithm="impala",
+    env="CartPole-v1",
+    runtime="local",
+    seed=0,
+    env_steps=0,
+    learner_steps=0,
+    env_steps_per_second=0.0,
+    wall_seconds=0.0,
+    train_seconds=0.0,
+    eval_return=None,
+    reached=False,
+    seconds_to_target=None,
+    restarts=0,
+    run_dir="run",
+    stopped_by="updates",
+    preset="none",
+    trained_steps=0,
+    refused_updates=0,
+    first_update_seconds=None,
+    target=None,
+    bottleneck="",
+)
+
+
+def test_without_a_stop_the_environments_own_threshold_is_used() -> None:
+    assert Options().with_threshold(475.0).stop_return == 475.0
+    assert Options().with_threshold(None) == Options()
+
+
+@pytest.mark.parametrize("given", [Options(stop_steps=5), Options(stop_seconds=1.0), Options(stop_return=3.0)])
+def test_a_given_stop_is_left_alone(given: Options) -> None:
+    assert given.with_threshold(475.0) == given
+
+
+def test_the_stop_line_names_every_rule() -> None:
+    assert Options(stop_return=475.0, stop_seconds=60).stop_line() == "stops at return 475 or seconds 60"
+    assert Options(stop_steps=2_000_000).stop_line() == "stops at steps 2,000,000"
+    assert Options().stop_line() == "runs until Ctrl-C"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (Options(stop_updates=0), "--stop-updates 0"),
+        (Options(seed=-1), "--seed -1"),
+        (Options(eval_episodes=0), "--eval-episodes 0"),
+        (Options(ray_address="auto"), "--ray-address needs the ray runtime"),
+        (Options(runtime="rya"), "--runtime rya is not known: choose one of local, inline, ray. Did you mean ray?"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_bad_option_is_refused(options: Options, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence.replace("?", r"\?")):
+        options.check()
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "target", "reached", "code"),
+    [
+        ("return", 475.0, True, 0),
+        ("steps", None, False, 0),
+        ("updates", None, False, 0),
+        ("seconds", None, False, 0),
+        ("seconds", 475.0, False, 3),
+        ("interrupt", 475.0, False, 130),
+        ("failure", None, False, 1),
+    ],
+)
+def test_the_exit_code_says_how_a_run_ended(
+    stopped_by: StoppedBy, target: float | None, reached: bool, code: int
+) -> None:
+    assert replace(RESULT, stopped_by=stopped_by, target=target, reached=reached).exit_code == code
+
+
+def progress(steps: int = 0, elapsed: float = 0.0, confirmed: bool = False) -> Progress:
+    record = {"eval_return": 500.0, "reached": True} if confirmed else None
+    return Progress(elapsed=elapsed, counts={"env_steps": steps}, confirmed=record)
+
+
+def test_any_rule_that_is_met_ends_the_run_and_the_return_counts_first() -> None:
+    options = Options(stop_return=475.0, stop_steps=100, stop_seconds=10.0)
+    assert stop_reason(options, progress(99, 9.9), False, False) is None
+    assert stop_reason(options, progress(100, 9.9), False, False) == "steps"
+    assert stop_reason(options, progress(99, 10.0), False, False) == "seconds"
+    assert stop_reason(options, progress(99, 9.9), True, False) == "updates"
+    assert stop_reason(options, progress(100, 10.0, confirmed=True), True, False) == "return"
+    assert stop_reason(options, progress(100, 10.0, confirmed=True), True, True) == "interrupt"

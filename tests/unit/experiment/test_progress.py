@@ -1,0 +1,125 @@
+"""Rates, bottlenecks and what is drawn of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shoal.experiment import view
+from shoal.experiment.progress import Progress, bottleneck, by_role
+from shoal.experiment.throughput import Counter
+
+
+def snapshot(steps: int, updates: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "counts": {"env_steps": steps, "learner_steps": updates},
+        "values": {},
+        "nodes": {},
+        "evaluations": [],
+        "train_seconds": 1.0,
+        "first_update": None,
+    } | more
+
+
+def test_rates_are_those_between_reports_not_between_looks() -> None:
+    progress = Progress()
+    for now, steps in [(0.0, 0), (0.5, 500), (0.7, 500), (1.0, 1000), (1.4, 1000)]:
+        progress.take(snapshot(steps), now, 0)
+    assert progress.rates["env_steps"] == pytest.approx(1000.0)
+
+
+def test_the_first_confirmed_evaluation_is_kept() -> None:
+    progress = Progress()
+    records = [{"eval_return": float(number), "reached": number > 1} for number in range(4)]
+    assert progress.take(snapshot(1, evaluations=records[:2]), 0.1, 0) == records[:2]
+    assert progress.confirmed is None
+    progress.take(snapshot(1, evaluations=records[2:]), 0.2, 0)
+    assert progress.confirmed == records[2]
+    assert progress.evaluations == records
+
+
+def test_starting_up_is_not_counted_as_work() -> None:
+    progress = Progress()
+    times = {"starting": 0.9, "learning": 0.05, "waiting for data": 0.05}
+    progress.take(snapshot(1, nodes={"learner": {"times": times, "counts": {}, "values": {}}}), 0.1, 0)
+    assert progress.mean_times() == {"learner": {"learning": 0.5, "waiting for data": 0.5}}
+
+
+def test_a_report_that_is_seen_twice_counts_once() -> None:
+    progress = Progress()
+    first = {"learner": {"times": {"learning": 1.0}, "counts": {"a": 1}, "values": {}}}
+    second = {"learner": {"times": {"waiting for data": 1.0}, "counts": {"a": 2}, "values": {}}}
+    for nodes in (first, first, first, second):
+        progress.take(snapshot(1, nodes=nodes), 0.1, 0)
+    assert progress.mean_times()["learner"] == {"learning": 0.5, "waiting for data": 0.5}
+
+
+def test_nodes_of_one_role_are_shown_together() -> None:
+    times = {"actor/0": {"environment": 1.0}, "actor/1": {"environment": 0.5, "inference": 0.5}, "learner": {}}
+    assert by_role(times) == {"2 actors": {"environment": 0.75, "inference": 0.25}, "learner": {}}
+
+
+@pytest.mark.parametrize(
+    ("actor_waits", "learner_waits", "expected"),
+    [
+        (0.6, 0.1, "learner, mostly learning (actor waiting to insert 60% of the time)"),
+        (0.1, 0.6, "actor, mostly environment (learner waiting for data 60% of the time)"),
+        (0.05, 0.1, "none: no node waits for another"),
+    ],
+)
+def test_the_bottleneck_is_who_waits_least(actor_waits: float, learner_waits: float, expected: str) -> None:
+    times = {
+        "actor/0": {"environment": 0.8 - actor_waits, "inference": 0.2, "waiting to insert": actor_waits},
+        "learner": {"learning": 1.0 - learner_waits, "waiting for data": learner_waits},
+        "evaluator": {"waiting": 1.0},
+    }
+    if actor_waits == 0.6:
+        times["actor/0"] = {"environment": 0.2, "inference": 0.2, "waiting to insert": 0.6}
+    assert bottleneck(times) == expected
+
+
+def test_a_sparkline_spans_from_the_lowest_to_the_highest() -> None:
+    assert view.sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == view.BARS
+    assert view.sparkline([3.0, 3.0]) == "▁▁"
+    assert view.sparkline([]) == ""
+    assert len(view.sparkline([float(number) for number in range(1000)], width=32)) == 32
+
+
+def test_the_panel_and_the_line_show_returns_rates_times_and_troubles() -> None:
+    progress = Progress(target=475.0)
+    evaluation = {"eval_return": 321.5, "spread": 12.0, "reached": False}
+    nodes = {
+        "actor/0": {"times": {"environment": 0.7, "waiting to insert": 0.3}, "counts": {}, "values": {}},
+        "learner": {"times": {"learning": 1.0}, "counts": {}, "values": {}},
+    }
+    progress.take(snapshot(0), 0.0, 0)
+    progress.take(snapshot(2000, 10, evaluations=[evaluation], nodes=nodes, values={"staleness": 1.5}), 1.0, 2)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(view.panel("impala on CartPole-v1", progress))
+    drawn = console.export_text()
+    for text in ("impala on CartPole-v1", "321.5 ± 12.0 of 475", "2,000 steps/s", "10 updates/s", "1.5 updates old"):
+        assert text in drawn
+    for text in ("environment 70%", "waiting to insert 30%", "2 restarts", "learner, mostly learning"):
+        assert text in drawn
+    line = view.line(progress)
+    for text in ("2,000 steps/s", "eval 321.5", "staleness 1.5", "restarts 2"):
+        assert text in line
+
+
+def test_a_rate_is_counted_from_one_report_to_another() -> None:
+    counter = Counter()
+    for now, count in [
+        (0.0, 100),
+        (0.2, 100),
+        (0.5, 600),
+        (0.9, 600),
+        (1.0, 1100),
+        (1.3, 1100),
+        (1.5, 1600),
+        (1.9, 1600),
+    ]:
+        counter.take(now, count)
+    assert counter.rate() == pytest.approx(1000.0)
+    assert Counter().rate() == 0.0

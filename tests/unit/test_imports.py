@@ -1,0 +1,85 @@
+"""Import directions: who may know whom. Laws know torch only, replay numpy only, algorithms nothing of distribution."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+SOURCE = Path(shoal.__file__).parent
+
+# Part of shoal -> (parts it may import, packages it may import). What is not listed here may import nothing.
+ALLOWED: dict[str, tuple[str, str]] = {
+    "errors": ("", ""),
+    "sync": ("", ""),
+    "tree": ("", ""),
+    "buffers": ("", "numpy"),
+    "program": ("sync", "numpy"),
+    "config": ("errors", ""),
+    "functional": ("", "torch numpy"),
+    "replay": ("buffers errors program sync tree", "numpy lz4"),
+    "envs": ("errors tree", "numpy gymnasium dm_env ale_py"),
+    "nets": ("errors functional tree", "torch numpy gymnasium"),
+    "optim": ("errors services", "torch numpy"),
+    "services": ("buffers errors loops program replay sync tree", "torch numpy"),
+    "loops": ("buffers envs errors program replay services sync tree", "numpy"),
+    "runtime": ("buffers errors program sync", "numpy cloudpickle"),
+    "algorithms": (
+        "config envs errors functional loops nets optim program replay services tree",
+        "torch numpy gymnasium",
+    ),
+    "experiment": (
+        "algorithms config envs errors loops program replay runtime services",
+        "numpy rich tyro matplotlib",
+    ),
+    "cli": ("config errors envs experiment replay runtime", ""),
+    "__main__": ("cli", ""),
+    "__init__": ("errors experiment runtime", ""),
+}
+ONLY_IN = {"ray": "runtime/ray.py"}  # packages that one file alone may import
+
+
+def modules() -> list[Path]:
+    return sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of everything a file imports, wherever in the file."""
+    package = ("shoal", *path.parent.parts)
+    names: set[str] = set()
+    for node in ast.walk(ast.parse((SOURCE / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_a_module_imports_only_what_its_part_may_know(path: Path) -> None:
+    part = part_of(path)
+    parts, packages = (set(text.split()) for text in ALLOWED[part])
+    for name in imported(path):
+        top, _, rest = name.partition(".")
+        if top == "shoal":
+            known = rest.partition(".")[0]
+            assert known in {*parts, part, "__version__"} or not rest, f"{path} may not import {name}"
+        elif top in ONLY_IN:
+            assert str(path) == ONLY_IN[top], f"{path} may not import {name}: only {ONLY_IN[top]} may"
+        else:
+            assert top in packages or top in sys.stdlib_module_names, f"{path} may not import {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_nothing_imports_an_algorithm(path: Path) -> None:
+    assert not [name for name in imported(path) if name.startswith("shoal.algorithms.")]
