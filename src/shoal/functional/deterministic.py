@@ -1,0 +1,49 @@
+"""Deterministic policy gradients: the actor follows the critic's slope at its own actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Clipping = Literal["element", "norm"]
+
+
+class DeterministicLoss(NamedTuple):
+    losses: Tensor  # [B], −Q(s, π(s)); its gradient by the actions is that of −Q, clipped
+    slopes: Tensor  # [B], norm of dQ/da before clipping; carries no gradient
+
+
+def deterministic_policy_loss(
+    actions: Tensor,
+    critic: Callable[[Tensor], Tensor],
+    *,
+    clip: float | None = 1.0,
+    clipping: Clipping = "element",
+) -> DeterministicLoss:
+    """The actor's loss (Silver 2014): actions [B, n] of the actor, critic: actions [B, n] → expected returns [B].
+
+    dQ/da is clipped element by element to ± clip, or each action's whole slope to norm clip (None: not at all).
+    The critic's parameters receive no gradient; it must treat the items of a batch apart from each other.
+    """
+    proposal = actions.detach().requires_grad_()
+    with torch.enable_grad():
+        value = critic(proposal)
+        (slope,) = torch.autograd.grad(value.sum(), proposal)
+    norm = torch.linalg.vector_norm(slope, dim=-1)
+    slope = clip_slope(slope, clip, clipping)
+    # A line through −Q with the clipped slope: the value is −Q, the gradient what it should be.
+    losses = -value.detach() - (slope * (actions - proposal.detach())).sum(-1)
+    return DeterministicLoss(losses, norm)
+
+
+def clip_slope(slope: Tensor, clip: float | None, clipping: Clipping) -> Tensor:
+    """dQ/da [B, n], element-wise within ± clip or each row with a norm of at most clip."""
+    if clip is None:
+        return slope
+    if clipping == "element":
+        return slope.clamp(-clip, clip)
+    norm: Tensor = torch.linalg.vector_norm(slope, dim=-1, keepdim=True)
+    return slope * (clip / norm.clamp(min=clip))

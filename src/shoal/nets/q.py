@@ -1,0 +1,168 @@
+"""Q networks: dueling heads on the shared encoder, scalar or with quantiles, feed-forward or recurrent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from shoal import tree
+from shoal.errors import UserError
+from shoal.nets.actor_critic import LSTM, State
+from shoal.nets.dense import Dense, mlp
+from shoal.nets.encoder import make_encoder
+from shoal.nets.heads import orthogonal
+from shoal.nets.user import load_factory
+from shoal.nets.user_q import UserCore, UserRecurrentQ, check_q, history
+
+HEAD_GAIN = 0.1  # values begin near 0, so that the first targets are little more than the rewards
+
+
+class DuelingHead(nn.Module):
+    """[N, inputs] → Q = V + A − mean A (Wang 2016): [N, actions], or [N, actions, quantiles].
+
+    Value and advantages each have a hidden layer of their own when `stream` gives its width.
+    """
+
+    def __init__(self, inputs: int, actions: int, *, quantiles: int = 0, stream: int = 0, activation: str) -> None:
+        super().__init__()
+        self.actions, self.quantiles = actions, quantiles
+        self.streams = Dense(inputs, 2 * stream, activation) if stream else None  # both in one product
+        self.value = orthogonal(nn.Linear(stream or inputs, quantiles or 1), HEAD_GAIN)
+        self.advantage = orthogonal(nn.Linear(stream or inputs, actions * (quantiles or 1)), HEAD_GAIN)
+
+    def forward(self, features: Tensor) -> Tensor:
+        for_value = for_advantage = features
+        if self.streams is not None:
+            for_value, for_advantage = self.streams(features).chunk(2, dim=-1)
+        value = self.value(for_value).unsqueeze(1)
+        advantage = self.advantage(for_advantage).view(len(features), self.actions, -1)
+        q: Tensor = value + advantage - advantage.mean(1, keepdim=True)
+        return q if self.quantiles else q.squeeze(-1)
+
+
+class QNetwork(nn.Module):
+    """Feed-forward: observation [N, ...] → Q [N, actions], or quantiles [N, actions, quantiles]."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        hidden: tuple[int, ...] = (256, 256),
+        activation: str = "relu",
+        stream: int = 0,
+        quantiles: int = 0,
+    ) -> None:
+        super().__init__()
+        self.encoder = make_encoder(observation_space)
+        size: int = self.encoder.size  # type: ignore[assignment]
+        self.torso = mlp(size, hidden, activation)
+        size = hidden[-1] if hidden else size
+        actions = action_count(action_space)
+        self.head = DuelingHead(size, actions, quantiles=quantiles, stream=stream, activation=activation)
+
+    def forward(self, observation: Any) -> Tensor:
+        q: Tensor = self.head(self.torso(self.encoder(observation)))
+        return q
+
+
+class RecurrentQNetwork(nn.Module):
+    """Encoder, torso, a recurrent core that also receives previous action and reward, dueling head (Kapturowski 2019).
+
+    `core` names a core of the user's as module:factory (see shoal.nets.user_q); else it is an LSTM of width `lstm`.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        hidden: tuple[int, ...] = (64,),
+        activation: str = "relu",
+        lstm: int = 64,
+        core: str | None = None,
+        stream: int = 0,
+        quantiles: int = 0,
+    ) -> None:
+        super().__init__()
+        self.actions = action_count(action_space)
+        self.encoder = make_encoder(observation_space)
+        size: int = self.encoder.size  # type: ignore[assignment]
+        self.torso = mlp(size, hidden, activation)
+        size = (hidden[-1] if hidden else size) + self.actions + 1
+        self.core = LSTM(size, lstm) if core is None else UserCore(load_factory(core)(size), size, core)
+        width = self.core.width
+        self.head = DuelingHead(width, self.actions, quantiles=quantiles, stream=stream, activation=activation)
+
+    def initial_state(self, count: int) -> State:
+        return self.core.initial_state(count)
+
+    def forward(
+        self, observation: Any, previous_action: Tensor, previous_reward: Tensor, state: State, first: Tensor
+    ) -> tuple[Tensor, State]:
+        """Time-major: observation [T, B, ...], the others [T, B], state [B, ...] before row 0.
+
+        Returns Q [T, B, actions] (or with quantiles [T, B, actions, quantiles]) and the state after row T−1. State,
+        previous action and previous reward count as 0 on every row that is the first of an episode.
+        """
+        features = self.torso(self.encoder(tree.map(lambda x: x.flatten(0, 1), observation)))
+        before, reward = history(previous_action, previous_reward, first, self.actions)
+        inputs = torch.cat([features.unflatten(0, first.shape), before, reward.unsqueeze(-1)], dim=-1)
+        outputs, state = self.core(inputs, state, first)
+        return self.head(outputs.flatten(0, 1)).unflatten(0, first.shape), state
+
+
+def previous(column: Tensor, before: Tensor) -> Tensor:
+    """Each row's previous action or reward: column [T, B] one row later, row 0 from `before` [B] → [T, B]."""
+    return torch.cat([before.unsqueeze(0).to(column.dtype), column[:-1]])
+
+
+def action_count(space: spaces.Space[Any]) -> int:
+    """How many actions there are to give a value to."""
+    if not isinstance(space, spaces.Discrete):
+        raise UserError(f"Q-learning needs a Discrete action space, not {space}.")
+    return int(space.n)
+
+
+def make_q_network(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    seed: int,
+    network: str | None = None,
+    quantiles: int = 0,
+    **options: Any,
+) -> nn.Module:
+    """The user's module when `network` names one as module:factory, else a `QNetwork`: called the same way.
+
+    Initial weights depend on the seed alone; the global random state is left as it was.
+    """
+    actions = action_count(action_space)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if network is None:
+            return QNetwork(observation_space, action_space, quantiles=quantiles, **options)
+        made = load_factory(network)(observation_space, action_space)
+        return check_q(made, observation_space, actions, quantiles, network)
+
+
+def make_recurrent_q_network(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    seed: int,
+    network: str | None = None,
+    quantiles: int = 0,
+    **options: Any,
+) -> RecurrentQNetwork | UserRecurrentQ:
+    """The same for recurrent networks."""
+    actions = action_count(action_space)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if network is None:
+            return RecurrentQNetwork(observation_space, action_space, quantiles=quantiles, **options)
+        made = load_factory(network)(observation_space, action_space)
+        return UserRecurrentQ(made, observation_space, actions, quantiles, network)
