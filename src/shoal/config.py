@@ -27,6 +27,16 @@ AT_LEAST: dict[str, float] = {
     "queue": 1,
     "batch": 1,
     "publish_every": 1,
+    "learners": 1,
+    "inference_servers": 1,
+    "epochs": 1,
+    "minibatches": 1,
+    "capacity": 1,
+    "n": 1,
+    "rows": 1,
+    "reduce": 1,
+    "shards": 1,
+    "max_staleness": 0,
     "eval_episodes": 1,
     "learning_rate": 0,
     "anneal_updates": 0,
@@ -41,11 +51,11 @@ AT_LEAST: dict[str, float] = {
     "stop_updates": 1,
     "stop_seconds": 0,
 }
-BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount")
+BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay")
+# Only where nothing else would refuse the value before processes are started; a Literal type needs no entry here.
 CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adam", "rmsprop"),
-    "activation": ("tanh", "relu"),
-    "vectorizer": ("auto", "native", "sync", "async"),
+    "inference": ("local", "central"),
 }
 
 

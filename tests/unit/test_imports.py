@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     ),
     "experiment": (
         "algorithms config envs errors loops program replay runtime services",
-        "numpy rich tyro matplotlib",
+        "numpy torch rich tyro matplotlib",
     ),
     "cli": ("config errors envs experiment replay runtime", ""),
     "__main__": ("cli", ""),

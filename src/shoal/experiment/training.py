@@ -65,7 +65,20 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options) -> N
     and an action space turn out not to fit."""
     config.validate(cfg)
     options.check()
+    _check_device(getattr(cfg, "device", "cpu"))
     algorithm.make_policy(cfg, env, options.seed)
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"--device {device} cannot be used here ({reason}): leave it at cpu.") from None
 
 
 class Interrupts:
