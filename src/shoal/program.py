@@ -149,6 +149,14 @@ class NodeDied(ConnectionError):
     """The node that should have answered is gone."""
 
 
+def public(target: Any, method: str) -> Callable[..., Any]:
+    """A method that other nodes may call."""
+    found = None if method.startswith("_") else getattr(target, method, None)
+    if not callable(found):
+        raise AttributeError(f"{type(target).__name__} has no public method {method!r}")
+    return cast(Callable[..., Any], found)
+
+
 class Done:
     """A future that is there already."""
 

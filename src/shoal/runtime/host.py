@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -46,3 +47,9 @@ def close(target: Any) -> None:
     """Let a node release what it holds; a service's `close` also wakes everybody who waits in it."""
     if callable(getattr(target, "close", None)):
         target.close()
+
+
+def close_quietly(target: Any) -> None:
+    """As `close`, for a node that has failed already: what goes wrong now would hide the cause."""
+    with contextlib.suppress(Exception):
+        close(target)

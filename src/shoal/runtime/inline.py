@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from shoal import sync
-from shoal.program import Client, Context, Handle, Node, Program, current, node_seed, set_current
+from shoal.program import Client, Context, Handle, Node, NodeDied, Program, current, node_seed, public, set_current
 from shoal.runtime import host
 from shoal.runtime.supervise import Supervisor
 
@@ -47,11 +47,13 @@ class Task:
     ended: bool = False
     idle: bool = False  # a lane with nothing to do is not waiting for anybody
     thread: threading.Thread | None = None
+    inside: list[str] = field(default_factory=list)  # the nodes whose methods it is running, outermost first
+    lost: str | None = None  # one of these that is gone
 
     def runnable(self, now: float) -> bool:
         if self.ended:
             return False
-        if self.predicate is None or self.predicate():
+        if self.predicate is None or self.lost is not None or self.predicate():
             return True
         return self.deadline is not None and self.deadline <= now
 
@@ -121,6 +123,9 @@ class Baton:
         task.predicate = task.deadline = None
         if self.stopping and task is not self.main:
             raise _Stopped
+        if task.lost is not None:
+            name, task.lost = task.lost, None
+            raise NodeDied(f"node {name!r} died before it answered")
         if self.deadlock is not None:
             report, self.deadlock = self.deadlock, None
             raise Deadlock(report)
@@ -150,6 +155,16 @@ class Baton:
         if any(task.predicate is None or task.deadline is not None or task.predicate() for task in waiting):
             return []
         return waiting
+
+    def lose(self, name: str) -> None:
+        """A node is gone: whoever waits in one of its methods gets `NodeDied`."""
+        for task in self.tasks:
+            if name in task.inside and task is not self._holder:
+                task.lost = name
+
+    @property
+    def holder(self) -> Task:
+        return self._holder
 
     def stop(self) -> None:
         """Unwind every thread, one after the other."""
@@ -246,6 +261,7 @@ class InlineRun:
         self._finished: set[str] = set()
         self._lost: collections.deque[tuple[Node, BaseException]] = collections.deque()
         self._due: dict[str, float] = {}
+        self._gone: set[str] = set()  # lost and not started again yet
         self._turns_seen = -1
         for node in program.nodes.values():
             self._start(node)
@@ -298,6 +314,7 @@ class InlineRun:
         context = Context(node.name, node_seed(self._seed, node.name, restarts), restarts)
         self._contexts[node.name] = context
         self.supervisor.started(node.name)
+        self._gone.discard(node.name)
 
         def body() -> None:
             try:
@@ -310,7 +327,9 @@ class InlineRun:
                     self.baton.yield_turn()
                 self._finished.add(node.name)
             except Exception as error:
-                self._targets.pop(node.name, None)
+                host.close_quietly(self._targets.pop(node.name, None))
+                self._gone.add(node.name)
+                self.baton.lose(node.name)
                 self._lost.append((node, error))
 
         self.baton.spawn(node.name, body)
@@ -320,22 +339,30 @@ class InlineRun:
 
     def _judge(self, node: Node, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
-        wait = self.supervisor.lost(node, f"raised {text.strip().splitlines()[-1]}", text)
+        reason = f"raised {text.strip().splitlines()[-1]}"
+        wait = self.supervisor.lost(node, reason, text, secondary=isinstance(error, NodeDied))
         self._due[node.name] = self.baton.now + wait
 
     def call(self, callee: str, method: str, args: Any, kwargs: Any, future: _InlineFuture) -> None:
-        caller = current()
+        caller, task = current(), self.baton.holder
         try:
             with self.baton.driving():
-                self.baton.wait_for(lambda: callee in self._targets, None, f"node {callee!r} to be built")
+                self.baton.wait_for(
+                    lambda: callee in self._targets or callee in self._gone, None, f"node {callee!r} to be built"
+                )
+                if callee in self._gone:
+                    raise NodeDied(f"node {callee!r} is gone")
                 args, kwargs = _copy((args, kwargs))
                 set_current(self._contexts[callee])
-                target = self._targets[callee]
-                if method.startswith("_") or not callable(getattr(target, method, None)):
-                    raise AttributeError(f"{type(target).__name__} has no public method {method!r}")
-                future.value = _copy(getattr(target, method)(*args, **kwargs))
+                task.inside.append(callee)
+                try:
+                    future.value = _copy(public(self._targets[callee], method)(*args, **kwargs))
+                finally:
+                    task.inside.pop()
         except Deadlock:
             raise
+        except NodeDied as error:
+            future.error = error
         except Exception as error:
             error.add_note(f"raised in node {callee!r}")
             future.error = error

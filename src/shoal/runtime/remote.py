@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import queue
@@ -76,8 +75,7 @@ class RemoteNode:
         except Exception as error:
             if not self._stopping.is_set():
                 text = "".join(traceback.format_exception(error))
-                with contextlib.suppress(Exception):
-                    host.close(self._target)
+                host.close_quietly(self._target)
                 self._events.put(("failed", text, isinstance(error, NodeDied)))
         self._events.put(("stopped",))
 

@@ -63,6 +63,8 @@ class NodeProcess:
         except Exception as error:
             if not self._stopping.is_set():
                 text = "".join(traceback.format_exception(error))
+                threading.Timer(GRACE, os._exit, (1,)).start()
+                host.close_quietly(self._target)  # environments may have started processes of their own
                 self._tell("failed", text, isinstance(error, NodeDied))
                 sys.stderr.flush()
                 os._exit(1)
@@ -80,8 +82,8 @@ class NodeProcess:
         for callee, make in start.boards.items():
             self._boards[callee] = (make, fds.pop(0))
         self._context = start.context
-        host.prepare(start.context, start.threads)
         node: Node = pickle.loads(start.node)
+        host.prepare(start.context, start.threads)  # after unpickling has imported torch, where it was not there yet
         return node
 
     def _client(self, name: str) -> Any:

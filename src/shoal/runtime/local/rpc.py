@@ -9,7 +9,7 @@ import traceback
 from typing import Any
 
 from shoal import buffers
-from shoal.program import Context, NodeDied, set_current
+from shoal.program import Context, NodeDied, public, set_current
 from shoal.runtime.local.transport import Closed, Connection
 
 
@@ -76,6 +76,7 @@ class LocalLane:
 
     def replace(self, connection: Connection) -> None:
         """The node was started again: calls under way have failed, the next ones go to the newcomer."""
+        self._connection.shut_down()  # wakes whoever waits on it still: a machine may die without a farewell
         with self._sending, self._receiving:
             self._die()
             self._connection.close()
@@ -138,14 +139,6 @@ def describe(error: BaseException) -> tuple[str, bytes | None]:
     except Exception:
         pickled = None
     return text, pickled
-
-
-def public(target: Any, method: str) -> Any:
-    """A method that other nodes may call."""
-    found = None if method.startswith("_") else getattr(target, method, None)
-    if not callable(found):
-        raise AttributeError(f"{type(target).__name__} has no public method {method!r}")
-    return found
 
 
 def serve(target: Any, connection: Connection, context: Context) -> None:
