@@ -23,7 +23,15 @@ from shoal.functional.vtrace import vtrace
 from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners
 from shoal.nets.acting import ActorPolicy
 from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.building import Spaces, export_weights, import_weights, make_network, named_tensors, to_tensor
+from shoal.nets.building import (
+    Spaces,
+    export_weights,
+    import_weights,
+    make_network,
+    named_tensors,
+    states_of,
+    to_tensor,
+)
 from shoal.nets.encoder import nest
 from shoal.nets.user import UserNetwork
 from shoal.program import Program
@@ -156,10 +164,9 @@ class Impala:
         valid, terminated = columns["valid"][:-1], columns["terminated"][:-1]
         rows = valid.sum()
         count = rows.clamp(min=1)
-        state = {name.removeprefix("state/"): x for name, x in columns.items() if name.startswith("state/")}
         # An invalid row is the end of an episode: the row after it is the first of the next.
         first = torch.cat([torch.zeros_like(valid[:1]), ~valid])
-        parameters, values, _ = self._network(nest(self._observation_space, columns), state, first)
+        parameters, values, _ = self._network(nest(self._observation_space, columns), states_of(columns), first)
         log_prob, entropy = self._network.distribution.log_prob_and_entropy(parameters[:-1], columns["action"][:-1])
 
         with torch.no_grad():

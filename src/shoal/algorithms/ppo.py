@@ -27,7 +27,15 @@ from shoal.functional.surrogate import approximate_kl, clipped_fraction, clipped
 from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners
 from shoal.nets.acting import ActorPolicy
 from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.building import Spaces, export_weights, import_weights, make_network, named_tensors, to_tensor
+from shoal.nets.building import (
+    Spaces,
+    export_weights,
+    import_weights,
+    make_network,
+    named_tensors,
+    states_of,
+    to_tensor,
+)
 from shoal.nets.encoder import nest
 from shoal.nets.normalize import RewardNormalizer
 from shoal.nets.user import UserNetwork
@@ -198,7 +206,7 @@ class Ppo:
         valid, rewards = columns["valid"][:-1], columns["reward"][:-1]
         # An invalid row is the end of an episode: the row after it is the first of the next.
         first = torch.cat([torch.zeros_like(valid[:1]), ~valid])
-        _, values, _ = self._network(nest(self._space, columns), _states(columns), first)
+        _, values, _ = self._network(nest(self._space, columns), states_of(columns), first)
         discounts = torch.where(columns["terminated"][:-1], 0.0, cfg.gamma)
         if cfg.reward_clip:
             rewards = rewards.clamp(-cfg.reward_clip, cfg.reward_clip)
@@ -222,7 +230,7 @@ class Ppo:
     def _loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss over valid rows, their number, and metrics."""
         cfg, valid, before = self.cfg, rows["valid"], rows["log_prob"]
-        parameters, values, _ = self._network(nest(self._space, rows), _states(rows), rows["first"])
+        parameters, values, _ = self._network(nest(self._space, rows), states_of(rows), rows["first"])
         log_prob, entropy = self._network.distribution.log_prob_and_entropy(parameters, rows["action"])
         count = valid.sum()
         over = valid, count.clamp(min=1)
@@ -244,10 +252,6 @@ class Ppo:
         cfg = self.cfg
         left = 1.0 - float(self._trained) / cfg.anneal_steps if cfg.anneal_steps else 1.0
         return cfg.learning_rate * max(0.0, left)
-
-
-def _states(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("state/"): x for name, x in columns.items() if name.startswith("state/")}
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:

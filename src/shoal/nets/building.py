@@ -81,3 +81,8 @@ def import_weights(tensors: Mapping[str, Tensor], weights: Mapping[str, Array]) 
     """Copy weights into a network's tensors."""
     for name, tensor in tensors.items():
         tensor.copy_(torch.from_numpy(weights[name]))
+
+
+def states_of(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The recurrent state [B, ...] from before the first row of a batch, out of its columns."""
+    return {name.removeprefix("state/"): x for name, x in columns.items() if name.startswith("state/")}
