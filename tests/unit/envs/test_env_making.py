@@ -209,11 +209,7 @@ def test_the_kind_follows_from_the_spaces(observation: spaces.Space[Any], kind: 
     assert envs.describe("sample_envs:sampled", {"observation": observation}).kind == kind
 
 
-def test_describing_is_quick_and_does_not_import_torch() -> None:
-    code = (
-        "import sys, time; from shoal import envs; begin = time.perf_counter(); envs.describe('CartPole-v1');"
-        "print(time.perf_counter() - begin, 'torch' in sys.modules)"
-    )
+def test_describing_does_not_import_torch() -> None:
+    code = "import sys; from shoal import envs; envs.describe('CartPole-v1'); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert float(found[0]) < 0.5
-    assert found[1] == "False"
+    assert found == ["False"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 
 import pytest
 import torch
@@ -68,13 +67,3 @@ def test_no_gradient_flows_through_gae() -> None:
     found = gae(**x)
     assert not found.advantages.requires_grad
     assert not found.targets.requires_grad
-
-
-def test_gae_of_8192_rows_takes_less_than_a_millisecond() -> None:
-    x = {key: t if t.dtype == torch.bool else t.float() for key, t in stream(128, 64, seed=6).items()}
-    best = float("inf")
-    for _ in range(200):
-        start = time.perf_counter()
-        gae(**x)
-        best = min(best, time.perf_counter() - start)
-    assert best < 1e-3, f"{best * 1e3:.2f} ms; 0.25 where it was written"
