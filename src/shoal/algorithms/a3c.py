@@ -21,6 +21,7 @@ from torch import Tensor
 
 from shoal import optim
 from shoal.envs import EnvSpec
+from shoal.errors import UserError
 from shoal.functional.policy_gradient import entropy_bonus, policy_gradient_loss, value_loss
 from shoal.functional.returns import explained_variance
 from shoal.functional.vtrace import vtrace
@@ -192,6 +193,8 @@ class A3C:
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Workers push to the gradient service; the learner starts it, publishes what it has, and ends the run."""
+    if cfg.synchronous and cfg.reduce > 1:
+        raise UserError("--synchronous makes each step of one gradient per worker: leave out --reduce.")
     p = Program()
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import buffers
+from shoal.errors import UserError
 from shoal.program import Context, current, futures
 from shoal.sync import Condition
 
@@ -261,7 +262,9 @@ class GradientClient:
 def cut(groups: Sequence[int], parts: int) -> list[slice]:
     """Consecutive groups of the given sizes in `parts` slices, as even as whole groups allow."""
     if parts > len(groups):
-        raise ValueError(f"{len(groups)} parameter groups cannot be cut into {parts} parts")
+        raise UserError(
+            f"{len(groups)} groups of parameters cannot be divided among {parts} servers: give fewer shards."
+        )
     ends = list(itertools.accumulate(groups))
     total, bounds, first = ends[-1], [0], 0
     for part in range(1, parts):

@@ -19,6 +19,7 @@ import torch
 from shoal import envs
 from shoal.algorithms.a3c import A3C, PRESETS, Config, make_parameters, make_policy, program
 from shoal.envs import EnvSpec
+from shoal.errors import UserError
 from shoal.loops.learner import MAX_REFUSED, NonFinite
 from shoal.loops.wiring import Settings, make_envs
 from shoal.loops.worker import Publisher, WorkerLoop
@@ -288,6 +289,11 @@ def test_a_killed_worker_is_replaced_and_the_service_goes_on(variant: str) -> No
         assert run.supervisor.restarts == {"worker/0": 1}
         run.wait(1.0)
         assert metrics.snapshot()["counts"]["env_steps"] > 0
+
+
+def test_reducing_in_rounds_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="leave out --reduce"):
+        program(small(synchronous=True, reduce=2), envs.describe("CartPole-v1"), Settings())
 
 
 @pytest.mark.parametrize("preset", PRESETS)

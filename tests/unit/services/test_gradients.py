@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from shoal import optim
+from shoal.errors import UserError
 from shoal.program import Context, Handle, Program, set_current
 from shoal.runtime import launch
 from shoal.services.gradients import NONE, Answer, GradientClient, GradientServer, Vector, cut
@@ -341,7 +342,7 @@ def test_shards_are_even_runs_of_whole_groups() -> None:
     assert cut([5, 1, 4, 10], 2) == [slice(0, 10), slice(10, 20)]
     assert cut([100, 1, 1], 3) == [slice(0, 100), slice(100, 101), slice(101, 102)]
     assert cut([1, 1, 100], 3) == [slice(0, 1), slice(1, 2), slice(2, 102)]
-    with pytest.raises(ValueError, match="2 parameter groups cannot be cut into 3"):
+    with pytest.raises(UserError, match="2 groups of parameters cannot be divided among 3 servers"):
         cut([1, 2], 3)
 
 
