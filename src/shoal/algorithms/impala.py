@@ -89,7 +89,18 @@ class Config:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1},
-    "control": {"reward_scale": 0.1, "shared_torso": False, "entropy_cost": 0.001},
+    # Many small updates: Pendulum needs thousands, and its episodes all reset together.
+    "control": {
+        "envs_per_actor": 16,
+        "unroll": 8,
+        "batch": 16,
+        "queue": 32,
+        "gamma": 0.95,
+        "lambda_": 0.9,
+        "entropy_cost": 0.0,
+        "reward_scale": 0.1,
+        "shared_torso": False,
+    },
     # The paper's figures; its losses are sums over a batch of 32 unrolls of 20 steps.
     "atari": {
         "envs_per_actor": 16,
