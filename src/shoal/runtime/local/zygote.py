@@ -160,39 +160,43 @@ def _serve(connection: Connection, zygote: int) -> socket.socket | None:
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if wake_read in ready:
-            os.read(wake_read, 512)
-            while children:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                children.discard(pid)
-                connection.send(("exited", pid, status))
-        if connection.fileno() not in ready:
-            continue
-        try:
+    try:
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if wake_read in ready:
+                os.read(wake_read, 512)
+                _reap(children, connection)
+            if connection.fileno() not in ready:
+                continue
             message, fds = connection.receive()
-        except Closed:
-            for pid in children:
-                os.kill(pid, signal.SIGKILL)
-            os._exit(0)
-        if message[0] == "kill" and message[1] in children:
-            os.kill(message[1], signal.SIGKILL)
-        elif message[0] == "fork":
-            pid = os.fork()
-            if pid == 0:
-                _die_with_parent(zygote)
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.close(wake_read)
-                os.close(wake_write)
-                connection.close()
-                return socket.socket(fileno=fds[0])
-            children.add(pid)
-            os.close(fds[0])
-            connection.send(("forked", pid))
+            if message[0] == "kill" and message[1] in children:
+                os.kill(message[1], signal.SIGKILL)
+            elif message[0] == "fork":
+                pid = os.fork()
+                if pid == 0:
+                    _die_with_parent(zygote)
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.close(wake_read)
+                    os.close(wake_write)
+                    connection.close()
+                    return socket.socket(fileno=fds[0])
+                children.add(pid)
+                os.close(fds[0])
+                connection.send(("forked", pid))
+    except Closed:  # the run is over
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def _reap(children: set[int], connection: Connection) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        children.discard(pid)
+        connection.send(("exited", pid, status))
 
 
 if __name__ == "__main__":
