@@ -16,8 +16,8 @@ test-slow: .venv/dev  ## long learning, chaos and endurance tests
 	$(RUN) $(BIN)/python -m pytest -m slow
 
 check: .venv/dev  ## format, lint, types, import directions
-	$(BIN)/ruff format --check src tests bench
-	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(RUN) $(BIN)/python -m pytest tests/unit/test_imports.py
 

@@ -164,14 +164,16 @@ def _eval(words: Sequence[str], started: float) -> int:
     if len(runs) != 1:
         raise UserError("shoal eval needs one run directory: shoal eval runs/NAME [--episodes N] [--json]")
     from shoal.experiment.evaluation import evaluate_run
+    from shoal.experiment.view import amount
 
     found = evaluate_run(Path(runs[0]), options.episodes, options.seed)
     if options.json:
         _print_json(dataclasses.asdict(found))
     else:
         print(
-            f"{found.algorithm} on {found.env}: {found.eval_return:,.1f} ± {found.spread:.1f} over {found.episodes} "
-            f"fresh greedy episodes (lowest {found.lowest:,.1f}, highest {found.highest:,.1f}, seed {found.seed})"
+            f"{found.algorithm} on {found.env}: {amount(found.eval_return)} ± {amount(found.spread)} over "
+            f"{found.episodes} fresh greedy episodes (lowest {amount(found.lowest)}, highest {amount(found.highest)}, "
+            f"seed {found.seed})"
         )
     return OK
 

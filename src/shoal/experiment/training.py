@@ -315,7 +315,7 @@ def _below(traceback: str | None) -> str:
 def summary(result: Result) -> Sequence[str]:
     """What the user is told at the end."""
     lines = []
-    score = "no evaluation" if result.eval_return is None else f"return {result.eval_return:,.1f}"
+    score = "no evaluation" if result.eval_return is None else f"return {view.amount(result.eval_return)}"
     if result.reached:
         lines.append(
             f"reached {result.target:g} after {result.seconds_to_target:.1f} s of training: {score}, confirmed"

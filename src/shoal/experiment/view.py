@@ -118,6 +118,11 @@ class Live:
         self._live.stop()
 
 
+def amount(value: float) -> str:
+    """A return, with as many digits as are worth reading."""
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
 def line(progress: Progress) -> str:
     """The state of a run on one line."""
     parts = [
@@ -127,9 +132,9 @@ def line(progress: Progress) -> str:
         f"{progress.rates.get('learner_steps', 0):,.0f} updates/s",
     ]
     if "actor_return" in progress.values:
-        parts.append(f"return {progress.values['actor_return']:,.1f}")
+        parts.append(f"return {amount(progress.values['actor_return'])}")
     if progress.evaluations:
-        parts.append(f"eval {progress.evaluations[-1]['eval_return']:,.1f}")
+        parts.append(f"eval {amount(progress.evaluations[-1]['eval_return'])}")
     if "staleness" in progress.values:
         parts.append(f"staleness {progress.values['staleness']:.1f}")
     if progress.restarts:
@@ -173,11 +178,11 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
     evaluations = [record["eval_return"] for record in progress.evaluations]
     judged = "no evaluation yet"
     if evaluations:
-        judged = f"{sparkline(evaluations)}  {evaluations[-1]:,.1f} ± {progress.evaluations[-1]['spread']:.1f}"
+        judged = f"{sparkline(evaluations)}  {amount(evaluations[-1])} ± {amount(progress.evaluations[-1]['spread'])}"
         judged += "" if progress.target is None else f" of {progress.target:,g}"
     acting = sparkline(progress.returns)
     if "actor_return" in progress.values:
-        acting += f"  {progress.values['actor_return']:,.1f}"
+        acting += f"  {amount(progress.values['actor_return'])}"
     rates, values = progress.rates, progress.values
     speed = f"{rates.get('env_steps', 0):,.0f} steps/s · {rates.get('learner_steps', 0):,.0f} updates/s"
     weights = f"version {progress.count('learner_steps'):,}"
