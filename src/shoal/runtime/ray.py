@@ -164,7 +164,9 @@ def _start(directory: str) -> None:
         )
     # Ray would print a paragraph for every process that dies; the supervisor says it in a sentence.
     with contextlib.suppress(AttributeError):
-        ray._private.worker.global_worker.gcs_error_subscriber.close()
+        worker = ray._private.worker.global_worker
+        worker.threads_stopped.set()
+        worker.gcs_error_subscriber.close()
 
 
 @contextlib.contextmanager
