@@ -58,7 +58,10 @@ class WorkerLoop:
             outcome = driven.step(recorder.act(driven.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
         driven.end_of_block()
-        return not self._worker.finished()
+        if self._worker.finished():
+            driven.report.flush().result()
+            return False
+        return True
 
     def close(self) -> None:
         self._driven.envs.close()

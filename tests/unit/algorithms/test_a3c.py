@@ -245,6 +245,8 @@ VARIANTS = {
 def test_a_run_makes_exactly_the_updates_it_is_asked_for(variant: str) -> None:
     counts, _ = finish(small(**VARIANTS[variant]), "inline", updates=12)
     assert counts["learner_steps"] == 12
+    rows = counts["gradients"] * 6 * 4
+    assert 0.8 * rows < counts["trained_steps"] <= rows, "all but the reset rows"
     assert counts["gradients"] == 12 * (2 if variant in ("synchronous", "reduced") else 1)
     assert counts["stale_gradients"] == counts["refused_updates"] == counts["short_rounds"] == 0
 
