@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from . import columns
 from .description import Table
 from .errors import BadCheckpoint, ReplayClosed, ReplayTimeout
+from .extensions import Extension
 from .frames import FrameStack
 from .limiters import MinSize, Queue, Quota, SamplesPerInsert, Stack
 from .messages import Block, Inserted, Items, Sample, Spans
 from .patterns import Appended, Pattern, n_step, rollout, sequence
 from .selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 from .service import Replay
+from .sharded import ShardedReplay
 from .writer import Writer
 
 __all__ = [
     "Appended",
     "BadCheckpoint",
     "Block",
+    "Extension",
     "Fifo",
     "FrameStack",
     "Inserted",
@@ -33,11 +37,13 @@ __all__ = [
     "ReplayTimeout",
     "Sample",
     "SamplesPerInsert",
+    "ShardedReplay",
     "Spans",
     "Stack",
     "Table",
     "Uniform",
     "Writer",
+    "columns",
     "n_step",
     "rollout",
     "sequence",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 
@@ -28,7 +28,15 @@ def check_block(block: Block, streams: Streams | None, tables: Mapping[str, Runn
         table = tables.get(name)
         if table is None:
             raise ValueError(f"there is no table {name!r}; there are {', '.join(map(repr, tables))}")
-        check_items(name, items, table, rows=block.first_row + rows, environments=environments, window=block.window)
+        check_items(
+            name,
+            items,
+            table,
+            block.columns,
+            rows=block.first_row + rows,
+            environments=environments,
+            window=block.window,
+        )
         if table.store is not None:
             check_columns(block.columns, table.store, f"table {name!r} holds")
         if table.description.signature is not None:
@@ -72,12 +80,25 @@ def check_columns(columns: Mapping[str, Array], store: Store, what: str) -> None
             raise ValueError(f"column {name!r} is {values.dtype}; {what} {stored.dtype}")
 
 
-def check_items(name: str, items: Items, table: RunningTable, *, rows: int, environments: int, window: int) -> None:
+def check_items(
+    name: str,
+    items: Items,
+    table: RunningTable,
+    columns: Container[str],
+    *,
+    rows: int,
+    environments: int,
+    window: int,
+) -> None:
     spans, count = items.spans, len(items.spans)
     if len(items.priorities) != count:
         raise ValueError(f"table {name!r} was sent {count} items with {len(items.priorities)} priorities")
     check_priorities(name, items.priorities)
-    if table.view is not None and table.view != items.view:
+    if table.view is None:
+        missing = next((needed for needed in items.view.needs if needed not in columns), None)
+        if missing is not None:
+            raise ValueError(f"column {missing!r} is missing; the pattern of table {name!r} needs it")
+    elif table.view != items.view:
         raise ValueError(f"table {name!r} holds items of the pattern {table.view}; it cannot also hold {items.view}")
     states = {column: (values.shape[1:], values.dtype) for column, values in items.states.items()}
     if table.view is not None:

@@ -46,7 +46,7 @@ class Table:
             raise ValueError(f"table {self.name!r} has soft_capacity={self.soft_capacity}; give a fraction such as 0.1")
         if isinstance(self.limiter, Queue | Quota) and self.max_times_sampled == 0:
             raise ValueError(f"table {self.name!r} has a {type(self.limiter).__name__}; set max_times_sampled")
-        if self.limiter.start().largest_sample(self.capacity) < 1:
+        if self.limiter.start().largest_sample(self.capacity, 1) < 1:
             raise ValueError(
                 f"table {self.name!r} can never be sampled: its limiter {self.limiter} needs more capacity"
             )

@@ -23,13 +23,13 @@ class Counts:
 
 
 class Limiter(Protocol):
-    """A running limiter."""
+    """A running limiter. The table itself sees to it that no more is sampled than its items can give."""
 
     refuses: bool  # what it does not allow is refused at once, instead of waiting
 
     def insertable(self, counts: Counts, wanted: int) -> int: ...
     def sampleable(self, counts: Counts, wanted: int) -> int: ...
-    def largest_sample(self, capacity: int) -> float: ...  # what can ever be allowed at once
+    def largest_sample(self, capacity: int, times: int) -> float: ...  # what can ever be allowed at once
     def state(self, counts: Counts) -> str: ...  # for a person
 
 
@@ -53,7 +53,7 @@ class MinSize:
     def sampleable(self, counts: Counts, wanted: int) -> int:
         return wanted if counts.size >= self.items else 0
 
-    def largest_sample(self, capacity: int) -> float:
+    def largest_sample(self, capacity: int, times: int) -> float:
         return math.inf if capacity >= self.items else 0
 
     def state(self, counts: Counts) -> str:
@@ -97,7 +97,7 @@ class SamplesPerInsert:
             return 0
         return max(0, min(wanted, math.floor(self._ahead(counts) + self.error_buffer + 1e-9)))
 
-    def largest_sample(self, capacity: int) -> float:
+    def largest_sample(self, capacity: int, times: int) -> float:
         # not all of 2 * error_buffer: inserting stops somewhere within one insert of its limit
         return math.floor(2 * self.error_buffer - self.ratio) if capacity >= self.min_size else 0
 
@@ -127,10 +127,10 @@ class Queue:
         return max(0, min(wanted, self.size - counts.size))
 
     def sampleable(self, counts: Counts, wanted: int) -> int:
-        return min(wanted, counts.size)
+        return wanted if counts.size else 0
 
-    def largest_sample(self, capacity: int) -> float:
-        return min(self.size, capacity)
+    def largest_sample(self, capacity: int, times: int) -> float:
+        return min(self.size, capacity) * times
 
     def state(self, counts: Counts) -> str:
         return f"{counts.size:,} of at most {self.size:,} items wait to be read"
@@ -189,10 +189,10 @@ class Round:
         return wanted  # `admit` has decided
 
     def sampleable(self, counts: Counts, wanted: int) -> int:
-        return min(wanted, counts.size) if self.admitted >= self.items else 0
+        return wanted if self.admitted >= self.items else 0
 
-    def largest_sample(self, capacity: int) -> float:
-        return min(self.items, capacity)
+    def largest_sample(self, capacity: int, times: int) -> float:
+        return min(self.items, capacity) * times
 
     def state(self, counts: Counts) -> str:
         if self.version is None:

@@ -79,6 +79,15 @@ class Window:
     stop: int
 
 
+@dataclass(frozen=True)
+class Mass:
+    """How much a table has to draw from."""
+
+    size: int
+    mass: float  # sum of what its sampler draws in proportion to
+    independent: bool  # items are drawn at random and stay: drawing some does not change what is left
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """A batch: `data` in the asked layout, and about each item its key, probability, priority and times sampled."""
@@ -91,6 +100,7 @@ class Sample:
     table_size: int
     mass: float  # sum over the table of what the sampler draws in proportion to
     layout: Layout = "time"
+    timed: frozenset[str] = frozenset()  # columns that have a time axis
     windows: dict[str, Window] = field(default_factory=dict)
 
     @cached_property
@@ -105,9 +115,9 @@ class Sample:
             data[name] = self.arrays[window.source][cut]
         return data
 
-    def with_data(self, data: dict[str, Array]) -> Sample:
+    def with_data(self, data: dict[str, Array], timed: frozenset[str]) -> Sample:
         """The same sample with other columns."""
-        return replace(self, arrays=data, windows={})
+        return replace(self, arrays=data, windows={}, timed=timed)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
@@ -15,29 +15,33 @@ class Recent:
     def __init__(self, window: int) -> None:
         self._window = window
         self._columns: dict[str, Array] = {}
+        self._room = 0  # rows that fit
         self._first = 0  # row number at place 0
         self._end = 0  # row number behind the last place that is filled
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._columns)
 
     def append(self, columns: Mapping[str, Array], count: int) -> None:
         """Add `count` rows; the columns are the same every time."""
         filled = self._end - self._first
+        if filled + count > self._room:
+            kept = min(filled, self._window)
+            self._room = max(4 * self._window, kept + count)
+            for name, values in columns.items():
+                moved = np.empty((self._room, *values.shape[1:]), values.dtype)
+                if kept:
+                    moved[:kept] = self._columns[name][filled - kept : filled]
+                self._columns[name] = moved
+            self._first, filled = self._end - kept, kept
         for name, values in columns.items():
-            column = self._columns.get(name)
-            if column is None or filled + count > len(column):
-                kept = 0 if column is None else min(filled, self._window)
-                grown = np.empty((max(4 * self._window, self._window + count), *values.shape[1:]), values.dtype)
-                if column is not None and len(grown) <= len(column):
-                    grown = column
-                if column is not None:
-                    grown[:kept] = column[filled - kept : filled].copy()
-                column = self._columns[name] = grown
-                place = kept
-            else:
-                place = filled
-            column[place : place + count] = values
+            self._columns[name][filled : filled + count] = values
         self._end += count
-        if columns:
-            self._first = self._end - place - count
+
+    def take_back(self, count: int) -> None:
+        """Undo the last append."""
+        self._end -= count
 
     def at(self, name: str, environment: Array, row: Array) -> Array:
         values: Array = self._columns[name][row - self._first, environment]
@@ -52,6 +56,7 @@ class RecentRows:
 
     def __init__(self, columns: Mapping[str, Array], names: Sequence[str], spans: Spans, first: int) -> None:
         self.names = names
+        self.available: Container[str] = columns
         self.length = spans.length
         self.history = spans.history
         self.count = len(spans)

@@ -23,7 +23,7 @@ from .errors import ReplayClosed, ReplayTimeout
 from .extensions import Extension
 from .intake import Intake, KnownWriter
 from .memory import Memory
-from .messages import Array, Block, Inserted, Layout, Sample
+from .messages import Array, Block, Inserted, Layout, Mass, Sample
 from .statistics import Waits, describe
 from .tables import RunningTable
 from .views import StoredRows
@@ -165,6 +165,7 @@ class Replay:
         finally:
             with self._changed:
                 store.end_reading(ticket)
+        timed = frozenset(arrays) if view.timed else frozenset()
         arrays.update(chosen.states)
         sample = Sample(
             arrays=arrays,
@@ -175,13 +176,14 @@ class Replay:
             table_size=size,
             mass=mass,
             layout=layout,
+            timed=timed,
             windows=windows,
         )
         if running.description.operations:
-            work = Batch(dict(sample.data), layout, set(arrays) - set(chosen.states) if view.timed else set())
+            work = Batch(dict(sample.data), layout, set(timed))
             for operation in running.description.operations:
                 operation.apply(work)
-            sample = sample.with_data(work.data)
+            sample = sample.with_data(work.data, frozenset(work.timed))
         return sample
 
     # Priorities
@@ -201,12 +203,23 @@ class Replay:
 
     # Everything else
 
-    def mass(self, table: str) -> tuple[int, float]:
-        """Items in a table, and the sum of what its sampler draws in proportion to."""
-        running = self._table(table)
+    def mass(self, table: str, wait: float = 0.0) -> Mass:
+        """How much a table has to draw from: what a batch is spread over several services by.
+
+        With `wait`, up to so many seconds until the limiter lets somebody sample.
+        """
+        self._table(table)
         with self._changed:
             self._check_open()
-            return running.size, running.mass()
+            if wait > 0.0:
+                self._changed.wait_for(
+                    lambda: self._closed or self._tables[table].sampleable(1) > 0,
+                    wait,
+                    why=f"a reader waits for items of table {table!r}",
+                )
+                self._check_open()
+            running = self._tables[table]
+            return Mass(running.size, running.mass(), running.independent)
 
     def delete(self, table: str, keys: Array) -> int:
         """Remove items by key; how many were there."""

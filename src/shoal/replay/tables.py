@@ -62,8 +62,8 @@ class RunningTable:
         self.refused = 0  # items that a quota turned away or whose rows were lost
         self.stale_updates = 0  # priorities for items that were gone
         self.uses_left = 0  # samples that remain before max_times_sampled removes everything
-        most = table.capacity * max(1, table.max_times_sampled)
-        self._largest_sample = min(most, self.limiter.largest_sample(table.capacity))
+        times = max(1, table.max_times_sampled)
+        self._largest_sample = min(table.capacity * times, self.limiter.largest_sample(table.capacity, times))
         self._bits = max(1, (slots - 1).bit_length())
         self._fresh = 0  # slots from here on were never used
         self._free = np.empty(slots, np.int32)
@@ -319,6 +319,11 @@ class RunningTable:
     def mass(self) -> float:
         """What the sampler's probabilities are relative to."""
         return self.sampler.mass() if isinstance(self.sampler, Drawn) else float(self.size)
+
+    @property
+    def independent(self) -> bool:
+        """Whether items are drawn at random and stay when they are drawn."""
+        return isinstance(self.sampler, Drawn) and not self.description.max_times_sampled
 
     # Priorities
 

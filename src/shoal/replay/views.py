@@ -6,7 +6,7 @@ dataclass with the two members of `View`, importable where the service runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,13 +23,18 @@ Gathered = tuple[dict[str, Array], dict[str, Window]]  # contiguous arrays, and 
 class View(Protocol):
     @property
     def timed(self) -> bool: ...  # whether gathered columns have a time axis
+
+    @property
+    def needs(self) -> Sequence[str]: ...  # columns that it cannot do without
+
     def gather(self, rows: Rows, layout: Layout) -> Gathered: ...
 
 
 class Rows(Protocol):
     """The rows of a batch's items. Offsets count from an item's first row, the history for frame stacks included."""
 
-    names: Sequence[str]
+    names: Sequence[str]  # columns that are wanted
+    available: Container[str]  # columns that there are
     length: Array  # int64 [items], history included
     history: Array  # int64 [items]
     count: int
@@ -45,6 +50,7 @@ class StoredRows:
 
     def __init__(self, store: Store, names: Sequence[str], start: Array, length: Array, history: Array) -> None:
         self.names = names
+        self.available: Container[str] = store.columns
         self.length = length
         self.history = history
         self.count = len(start)
@@ -86,6 +92,10 @@ class Whole:
     def timed(self) -> bool:
         return True
 
+    @property
+    def needs(self) -> Sequence[str]:
+        return [name for name, _ in self.stack]
+
     def gather(self, rows: Rows, layout: Layout) -> Gathered:
         steps = np.arange(self.rows)
         history, lengths = rows.history, rows.length - rows.history
@@ -99,7 +109,10 @@ class Whole:
         addresses = rows.addresses(position + history, trailing)
         data = {name: rows.take(name, addresses) for name in rows.names if name not in dict(self.stack)}
         for name, count in self.stack:
-            first = self._episode_starts(data["valid"], position, history, layout)
+            if name not in rows.names:
+                continue
+            valid = rows.take("valid", addresses) if "valid" in rows.available else np.ones(mask.shape, bool)
+            first = self._episode_starts(valid, position, history, layout)
             taken, padded = stack_positions(np.broadcast_to(position, mask.shape), first, count)
             data[name] = rows.take(name, rows.addresses(taken + history[..., None], trailing + 1))
             if self.padding == "zero":
@@ -138,6 +151,10 @@ class Transition:
     @property
     def timed(self) -> bool:
         return False
+
+    @property
+    def needs(self) -> Sequence[str]:
+        return ["reward", "terminated", *(name for name, _ in self.stack)]
 
     def gather(self, rows: Rows, layout: Layout) -> Gathered:
         first, last = rows.history, rows.length - 1

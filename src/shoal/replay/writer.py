@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,6 +59,7 @@ class Writer:
         self._next_row = 0  # number of the next row that is appended
         self._next_position: Array | None = None  # of each environment's next row in its episode
         self._recent = Recent(self._window)
+        self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # shape and dtype of columns
         self._blocks: list[dict[str, Array]] = []  # appended and not yet sent
         self._items: dict[str, list[Items]] = {}
         self._first_unsent = 0
@@ -72,6 +73,7 @@ class Writer:
         ReplayTimeout the rows are kept; `flush` or the next `append` goes on with them.
         """
         count, environments = check_rows(columns)
+        self._check_same(columns)
         items = self._items_of(columns, count, environments, priorities)
         stored = {
             name: values
@@ -132,21 +134,42 @@ class Writer:
         position, following = _positions(valid, self._next_position)
         kept = {name: values for name, values in columns.items() if self._keeps(name)}
         self._recent.append({**kept, _POSITION: position}, count)
-        self._next_position = following
-        first_row, self._next_row = self._next_row, self._next_row + count
-        block = Appended(first_row, valid, position, self._position_of)
+        block = Appended(self._next_row, valid, position, self._position_of)
         states = [name for name in columns if name.startswith("state/")]
         items = {}
-        for table, pattern in self._patterns.items():
-            spans = pattern.spans(block)
-            row = spans.start + spans.history
-            items[table] = Items(
-                view=pattern.view,
-                spans=spans,
-                priorities=self._priorities_of(table, pattern, spans, priorities),
-                states={name: self._recent.at(name, spans.environment, row) for name in states},
-            )
+        try:
+            for table, pattern in self._patterns.items():
+                spans = pattern.spans(block)
+                row = spans.start + spans.history
+                items[table] = Items(
+                    view=pattern.view,
+                    spans=spans,
+                    priorities=self._priorities_of(table, pattern, spans, priorities),
+                    states={name: self._recent.at(name, spans.environment, row) for name in states},
+                )
+        except BaseException:
+            self._recent.take_back(count)
+            raise
+        self._next_position = following
+        self._next_row += count
         return items
+
+    def _check_same(self, columns: Columns) -> None:
+        """The columns are those of the first append, and the ones that this writer was told of are among them."""
+        kinds = {name: (values.shape[2:], values.dtype) for name, values in columns.items()}
+        if self._kinds is None:
+            for name in (*self._priority_columns, *self._transient):
+                if name not in kinds:
+                    raise ValueError(
+                        f"column {name!r} is named by the writer; these rows have {', '.join(sorted(kinds))}"
+                    )
+            self._kinds = kinds
+        elif kinds != self._kinds:
+            name = next(name for name in {**kinds, **self._kinds} if kinds.get(name) != self._kinds.get(name))
+            raise ValueError(
+                f"column {name!r} is {_kind(kinds.get(name))} in these rows and {_kind(self._kinds.get(name))} before; "
+                "a writer's columns stay the same"
+            )
 
     def _keeps(self, name: str) -> bool:
         if name.startswith("state/"):
@@ -163,7 +186,9 @@ class Writer:
         elif not len(spans):
             priorities = np.empty(0)
         else:
-            names = tuple(dict.fromkeys((*self._priority_columns, *_ALWAYS_READ)))
+            if not self._priority_columns:
+                raise ValueError("a priority function needs Writer(..., priority_columns=[the columns that it reads])")
+            names = [name for name in self._recent.names if name != _POSITION and not name.startswith("state/")]
             data, _ = pattern.view.gather(self._recent.rows_of(spans, names), "time")
             priorities = np.asarray(rule(data), np.float64)
             if priorities.shape != (len(spans),):
@@ -176,6 +201,10 @@ class Writer:
 
 _POSITION = "position in episode"
 _ALWAYS_READ = ("reward", "terminated", "valid")  # what views need besides the columns asked for
+
+
+def _kind(kind: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
+    return "missing" if kind is None else f"{kind[1]} of shape {kind[0]}"
 
 
 def _positions(valid: Array, next_position: Array) -> tuple[Array, Array]:
