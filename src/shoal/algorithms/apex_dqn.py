@@ -11,12 +11,11 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal import optim
@@ -26,7 +25,7 @@ from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import chosen, double_q_values, huber, td_errors
 from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter
-from shoal.nets.building import export_weights, import_weights, named_tensors, to_tensor
+from shoal.nets.building import Spaces, export_weights, import_weights, named_tensors, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.q import make_q_network
 from shoal.nets.q_acting import QPolicy
@@ -102,15 +101,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "stream": 512,
     },
 }
-
-
-class Spaces(Protocol):
-    """What is asked of a description of an environment."""
-
-    @property
-    def observation_space(self) -> spaces.Space[Any]: ...
-    @property
-    def action_space(self) -> spaces.Space[Any]: ...
 
 
 def build_network(cfg: Config, env_spec: Spaces, seed: int) -> nn.Module:
@@ -208,7 +198,8 @@ class ApexDQN:
     def _drift(self) -> Tensor:
         """How far the network has moved since its last copy, in parts of its size."""
         now = self._optimizer.flat
-        return torch.linalg.vector_norm(now - self._target_flat) / torch.linalg.vector_norm(now)
+        drift: Tensor = torch.linalg.vector_norm(now - self._target_flat) / torch.linalg.vector_norm(now)
+        return drift
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
@@ -223,7 +214,7 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         limiter=limiter(cfg.samples_per_insert, cfg.learning_starts, cfg.batch, cfg.envs_per_actor * cfg.rows),
         soft_capacity=True,
     )
-    replay = add_replay(p, [table], cfg.shards)
+    replay = add_replay(p, [table], cfg.shards, cfg.actors)
     add_learners(
         p,
         cfg.learners,

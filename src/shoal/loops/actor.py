@@ -54,7 +54,7 @@ class ActorLoop:
         make_policy: Callable[[int], Policy],
         patterns: Mapping[str, Pattern],  # the table each kind of item goes to
         rows: int,  # per block
-        replay: Replay,
+        replay: Replay | list[Replay],
         weights: WeightStore,
         metrics: Metrics,
         *,
@@ -63,11 +63,9 @@ class ActorLoop:
     ) -> None:
         seed = current().seed
         self._driven = Driven(make_envs(seed), metrics)
-        policy = make_policy(seed + 1)
-        self._send = Sender(policy, replay, patterns, current().name)
-        self._recorder = Recorder(
-            policy, self._driven.envs.count, rows, self._ship, first_environment=first_environment
-        )
+        policy, count = make_policy(seed + 1), self._driven.envs.count
+        self._send = Sender(policy, replay, patterns, current().name, home=first_environment // count)
+        self._recorder = Recorder(policy, count, rows, self._ship, first_environment=first_environment)
         if isinstance(policy, Placed):
             policy.place(self._recorder.environments)
         self._weights = weights

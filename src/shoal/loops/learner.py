@@ -90,6 +90,7 @@ class LearnerLoop:
     def step(self) -> bool:
         report = self._report
         if self._max_updates is not None and self._updates >= self._max_updates:
+            report.flush().result()  # who sees that this node has finished finds everything reported
             return False
         sample = self._take()
         report.lap("waiting for data")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import tree
-from shoal.replay import Pattern, Replay, Writer
+from shoal.replay import Pattern, Replay, ShardedReplay, Writer
 from shoal.services.weights import NONE, Weights
 
 Array = npt.NDArray[Any]
@@ -45,13 +45,24 @@ class Prioritizing(Protocol):
 
 
 class Sender:
-    """Hands blocks of rows to a writer of its own, with the priorities of the items that they complete."""
+    """Hands blocks of rows to a writer of its own, with the priorities of the items that they complete.
 
-    def __init__(self, policy: Policy, replay: Replay, patterns: Mapping[str, Pattern], name: str) -> None:
+    Of several replay services it writes to the one at `home`, and if that is lost to the next.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        replay: Replay | list[Replay],
+        patterns: Mapping[str, Pattern],
+        name: str,
+        home: int = 0,
+    ) -> None:
+        receiver = ShardedReplay(replay, home=home) if isinstance(replay, list) else replay
         prioritizing = policy if isinstance(policy, Prioritizing) else None
         self._priorities = prioritizing.priorities if prioritizing else None
         self._writer = Writer(
-            replay,
+            receiver,
             dict(patterns),
             name=name,
             priority_columns=prioritizing.priority_columns if prioritizing else (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -15,7 +15,7 @@ from shoal.loops.evaluator import Evaluator
 from shoal.loops.learner import GroupLearner, LearnerLoop
 from shoal.loops.recorder import Policy
 from shoal.program import Program
-from shoal.replay import MinSize, Pattern, Replay, SamplesPerInsert, Table
+from shoal.replay import MinSize, Pattern, Replay, SamplesPerInsert, ShardedReplay, Table
 from shoal.services.group import Group
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
@@ -70,8 +70,41 @@ def limiter(samples_per_insert: float, min_size: int, batch: int, block: int) ->
     return SamplesPerInsert(samples_per_insert, min_size, error_buffer=2 * batch + samples_per_insert * block)
 
 
-def add_replay(program: Program, tables: Sequence[Table], shards: int = 1) -> Replay:
-    return program.add("replay", Replay, tables)
+@dataclass(frozen=True)
+class Shards:
+    """A replay of several services: learners ask the one in front, which asks the others; writers know them all."""
+
+    front: Replay
+    parts: list[Replay]
+
+
+class Front(ShardedReplay):
+    """One service that speaks for several, so that batches of all of them can be asked for ahead of time."""
+
+    restart = True  # it holds nothing
+
+    def close(self) -> None:
+        """The services are nodes themselves, and closed as such."""
+
+
+def add_replay(program: Program, tables: Sequence[Table], shards: int, actors: int) -> Replay | Shards:
+    """`replay`, and with several shards `replay/0`, `replay/1`, …, which share the tables' capacity."""
+    if shards == 1:
+        return program.add("replay", Replay, tables)
+    if shards > actors:
+        raise UserError(f"--shards {shards} cannot be filled by --actors {actors}: each actor writes to one shard.")
+    own = [_share(table, shards) for table in tables]
+    parts = [program.add(f"replay/{index}", Replay, own, seed=index) for index in range(shards)]
+    return Shards(cast(Replay, program.add("replay", Front, parts)), parts)
+
+
+def _share(table: Table, shards: int) -> Table:
+    waits = table.limiter
+    if isinstance(waits, MinSize):
+        waits = replace(waits, items=-(-waits.items // shards))
+    elif isinstance(waits, SamplesPerInsert):
+        waits = replace(waits, min_size=-(-waits.min_size // shards))
+    return replace(table, capacity=-(-table.capacity // shards), limiter=waits)
 
 
 def add_actors(
@@ -81,13 +114,14 @@ def add_actors(
     policy: Callable[[int], Policy],
     patterns: Mapping[str, Pattern],
     rows: int,
-    replay: Replay,
+    replay: Replay | Shards,
     weights: WeightStore,
     metrics: Metrics,
     *,
     synchronous: bool = False,
 ) -> None:
     """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
+    into = replay.parts if isinstance(replay, Shards) else replay
     build: Any = partial(make_envs, env, cfg.envs_per_actor, cfg.vectorizer)
     first_environments = {f"actor/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)}
     if cfg.inference == "local":
@@ -99,7 +133,7 @@ def add_actors(
                 policy,
                 patterns,
                 rows,
-                replay,
+                into,
                 weights,
                 metrics,
                 synchronous=synchronous,
@@ -114,7 +148,7 @@ def add_actors(
             policy,
             patterns,
             rows,
-            replay,
+            into,
             weights,
             metrics,
             max_batch=cfg.envs_per_actor * -(-cfg.actors // count),
@@ -133,12 +167,14 @@ def add_learners(
     make_learner: Callable[..., GroupLearner],  # of a seed, and of the `Member` where there are several
     table: str,
     batch: int,  # items per update, of all learners together
-    replay: Replay,
+    replay: Replay | Shards,
     weights: WeightStore,
     metrics: Metrics,
     **options: Any,  # of LearnerLoop
 ) -> None:
     """`learner`, and with several `learner/1`, `learner/2`, …: each takes its share of every batch."""
+    if isinstance(replay, Shards):
+        replay = replay.front
     if count == 1:
         program.add("learner", LearnerLoop, make_learner, table, batch, replay, weights, metrics, **options)
         return

@@ -46,7 +46,7 @@ class InferenceServer:
         make_policy: Callable[[int], Policy],
         patterns: Mapping[str, Pattern],
         rows: int,
-        replay: Replay,
+        replay: Replay | list[Replay],
         weights: WeightStore,
         metrics: Metrics,
         *,
@@ -176,8 +176,8 @@ class InferenceServer:
     # ---- slots, weights, measurements
 
     def _open(self, actor: str, run: int, count: int) -> Slot:
-        send = Sender(self._policy, self._replay, self._patterns, actor)
         place = self._first_environments.get(actor, 0)
+        send = Sender(self._policy, self._replay, self._patterns, actor, home=place // count)
         return Slot(run, Recorder(self._policy, count, self._rows, send, first_environment=place))
 
     def _refresh(self) -> None:

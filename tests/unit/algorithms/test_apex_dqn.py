@@ -1,0 +1,260 @@
+"""Ape-X DQN's learner, policy and program: priorities on both sides, targets, the ladder, shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from shoal import envs
+from shoal.algorithms.apex_dqn import PRESETS, ApexDQN, Config, make_policy, program
+from shoal.errors import UserError
+from shoal.loops.recorder import Recorder, Sender
+from shoal.loops.wiring import Settings
+from shoal.program import Handle
+from shoal.replay import Replay, Sample, Table, n_step
+from shoal.runtime import launch
+
+Columns = dict[str, npt.NDArray[Any]]
+SMALL: dict[str, Any] = {"hidden": (16,), "envs_per_actor": 4, "rows": 5}
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Spec:
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+
+VECTOR = Spec(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(3))
+NESTED = Spec(
+    spaces.Dict(camera=spaces.Box(0, 255, (36, 36, 3), np.uint8), place=spaces.Discrete(4)), spaces.Discrete(3)
+)
+KINDS = [
+    pytest.param({}, VECTOR, id="mean"),
+    pytest.param({"quantiles": 5}, VECTOR, id="quantiles"),
+    pytest.param({"kappa": 0.0, "stream": 8}, VECTOR, id="streams"),
+    pytest.param({}, NESTED, id="nested"),
+]
+
+
+def stored(cfg: Config, spec: Spec, blocks: int = 6) -> tuple[Replay, Table]:
+    """What an actor with freshly made weights sends of random episodes that are terminated or cut short."""
+    random = np.random.default_rng(3)
+    table = Table("transitions", 1000)
+    replay = Replay([table])
+    policy = make_policy(cfg, spec, seed=1)
+    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"))
+    count = cfg.envs_per_actor
+    recorder = Recorder(policy, count, cfg.rows, Sender(policy, replay, {"transitions": pattern}, "actor"))
+    spec.observation_space.seed(0)
+    ended = np.zeros(count, np.bool_)
+    sent = 0
+    while sent < blocks:
+        drawn = [spec.observation_space.sample() for _ in range(count)]
+        nested = isinstance(spec.observation_space, spaces.Dict)
+        recorder.act({key: np.stack([row[key] for row in drawn]) for key in drawn[0]} if nested else np.stack(drawn))
+        valid, ends = ~ended, ~ended & (random.random(count) < 0.3)
+        terminated = ends & (random.random(count) < 0.5)
+        reward = np.where(valid, random.standard_normal(count), 0.0).astype(np.float32)
+        sent += recorder.result(reward, terminated, valid)
+        ended = ends
+    return replay, table
+
+
+def batch_of(sample: Sample) -> Columns:
+    return {**sample.data, "importance": np.ones(len(sample), np.float32)}
+
+
+def tensors(batch: Columns) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
+
+
+@pytest.mark.parametrize(("options", "spec"), KINDS)
+def test_actor_computed_priorities_are_those_of_a_learner_with_the_same_weights(
+    options: dict[str, Any], spec: Spec
+) -> None:
+    cfg = Config(**(SMALL | options), reward_scale=0.5)
+    replay, _ = stored(cfg, spec)
+    sample = replay.sample("transitions", 64)
+    assert (sample.data["discount"] == 0.0).any()  # after a termination
+    assert (sample.data["discount"] > np.float32(cfg.gamma**cfg.n)).any()  # shortened by the end of an episode
+    _, priorities, _ = ApexDQN(cfg, spec, seed=1).loss(tensors(batch_of(sample)))
+    np.testing.assert_allclose(sample.priorities, priorities.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_values_acted_on_are_not_stored() -> None:
+    replay, _ = stored(Config(**SMALL), VECTOR)
+    data = replay.sample("transitions", 1).data
+    assert set(data) == {"observation", "next_observation", "action", "reward", "discount", "version"}
+
+
+@pytest.mark.parametrize(("options", "spec"), KINDS)
+def test_an_update_gives_priorities_and_weights_that_policies_load(options: dict[str, Any], spec: Spec) -> None:
+    cfg = Config(**(SMALL | options))
+    replay, _ = stored(cfg, spec)
+    learner = ApexDQN(cfg, spec, seed=1)
+    before = learner.weights()
+    measured = learner.update(batch_of(replay.sample("transitions", BATCH)))
+    after = learner.weights()
+    assert measured["applied"]
+    assert measured["priorities"].shape == (BATCH,)
+    assert any(not np.array_equal(before[name], after[name]) for name in before)
+    make_policy(cfg, spec, seed=5).load(after)
+
+
+def test_what_follows_a_termination_does_not_count() -> None:
+    cfg = Config(**SMALL)
+    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    learner = ApexDQN(cfg, VECTOR, seed=1)
+    loss, _, _ = learner.loss(tensors(batch))
+    ended = batch["discount"] == 0.0
+    assert ended.any()
+    batch["next_observation"] = np.where(ended[:, None], np.nan, batch["next_observation"]).astype(np.float32)
+    assert learner.loss(tensors(batch))[0] == loss
+
+
+def test_importance_weights_scale_each_item_of_the_loss() -> None:
+    cfg = Config(**SMALL)
+    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", 2))
+    learner = ApexDQN(cfg, VECTOR, seed=1)
+
+    def loss(first: float, second: float) -> float:
+        batch["importance"] = np.array([first, second], np.float32)
+        return float(learner.loss(tensors(batch))[0].detach())
+
+    assert loss(1.0, 0.5) == pytest.approx(loss(1.0, 0.0) + 0.5 * loss(0.0, 1.0))
+
+
+@pytest.mark.parametrize("quantiles", [0, 4])
+def test_the_target_is_the_target_networks_value_of_the_action_that_the_network_prefers(quantiles: int) -> None:
+    cfg = Config(**SMALL, quantiles=quantiles, target_every=1000)
+    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    learner = ApexDQN(cfg, VECTOR, seed=1)
+    then = make_policy(cfg, VECTOR, seed=1)._network
+    for _ in range(20):
+        learner.update(batch)
+    _, priorities, _ = learner.loss(tensors(batch))
+    now = make_policy(cfg, VECTOR, seed=1)._network
+    now.load_state_dict({name: torch.from_numpy(array) for name, array in learner.weights().items()})
+    with torch.no_grad():
+        for index in range(BATCH):
+            following = torch.from_numpy(batch["next_observation"][index : index + 1])
+            expected = now(following)[0] if not quantiles else now(following)[0].mean(-1)
+            value = then(following)[0, expected.argmax()]
+            target = float(batch["reward"][index]) + float(batch["discount"][index]) * value
+            predicted = now(torch.from_numpy(batch["observation"][index : index + 1]))[0, batch["action"][index]]
+            pairs = [abs(float(t) - float(p)) for t in target.reshape(-1) for p in predicted.reshape(-1)]
+            assert float(priorities[index]) == pytest.approx(np.mean(pairs), abs=1e-4)
+
+
+def test_the_target_network_is_a_copy_from_every_so_many_updates_ago() -> None:
+    cfg = Config(**SMALL, target_every=3)
+    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    learner = ApexDQN(cfg, VECTOR, seed=1)
+    drifts = [float(learner.update(batch)["target_drift"]) for _ in range(7)]
+    assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
+
+
+def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities() -> None:
+    cfg = Config(**SMALL)
+    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    batch["reward"] = np.full(BATCH, np.nan, np.float32)
+    learner = ApexDQN(cfg, VECTOR, seed=1)
+    before = learner.weights()
+    measured = learner.update(batch)
+    assert not measured["applied"]
+    assert "priorities" not in measured
+    assert all(np.array_equal(before[name], array) for name, array in learner.weights().items())
+
+
+@pytest.mark.parametrize("quantiles", [0, 8])
+def test_it_learns_which_action_pays(quantiles: int) -> None:
+    """Action a pays only where the a-th number of the observation is the largest: next to a third by chance."""
+    cfg = Config(**SMALL, quantiles=quantiles, learning_rate=1e-2, target_every=10)
+    random = np.random.default_rng(0)
+    learner = ApexDQN(cfg, VECTOR, seed=1)
+    for _ in range(300):
+        observation = random.uniform(-1, 1, (64, 3)).astype(np.float32)
+        action = random.integers(3, size=64)
+        learner.update(
+            {
+                "observation": observation,
+                "next_observation": observation,
+                "action": action,
+                "reward": (observation.argmax(-1) == action).astype(np.float32),
+                "discount": np.zeros(64, np.float32),
+                "importance": np.ones(64, np.float32),
+            }
+        )
+    policy = make_policy(cfg, VECTOR, seed=2, greedy=True)
+    policy.load(learner.weights())
+    observation = random.uniform(-1, 1, (500, 3)).astype(np.float32)
+    chosen, _, extras = policy.act(observation, {}, np.zeros(500, np.bool_))
+    assert extras == {}
+    assert (chosen == observation.argmax(-1)).mean() > 0.9
+
+
+class Own(nn.Module):
+    """A user's network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        q: Tensor = self.layer(observation)
+        return q
+
+
+def make_own(observation_space: object, action_space: object) -> nn.Module:
+    return Own()
+
+
+def test_the_users_own_network_is_trained_and_acts() -> None:
+    cfg = Config(**SMALL, network=f"{__name__}:make_own")
+    replay, _ = stored(cfg, VECTOR)
+    measured = ApexDQN(cfg, VECTOR, seed=1).update(batch_of(replay.sample("transitions", BATCH)))
+    assert measured["applied"]
+    with pytest.raises(UserError, match="shape"):
+        ApexDQN(dataclasses.replace(cfg, quantiles=2), VECTOR, seed=1)
+
+
+def test_presets_set_fields_that_exist() -> None:
+    for preset in PRESETS.values():
+        Config(**preset)
+
+
+def test_the_ladder_runs_over_the_environments_of_all_actors() -> None:
+    spec = envs.describe("CartPole-v1")
+    cfg = Config(**SMALL, actors=3)
+    nodes = program(cfg, spec, Settings()).nodes
+    assert [nodes[f"actor/{index}"].kwargs["first_environment"] for index in range(3)] == [0, 4, 8]
+    policy = make_policy(cfg, spec, seed=1)
+    policy.place(np.arange(8, 12))
+    assert policy._epsilon is not None
+    np.testing.assert_allclose(policy._epsilon, [0.4 ** (1 + 7 * i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shards": 2, "actors": 2}, {"inference": "central", "actors": 2}, {"learners": 2}]
+)
+def test_the_program_runs_with(options: dict[str, Any]) -> None:
+    cfg = Config(**(SMALL | options), batch=16, learning_starts=50, samples_per_insert=4.0)
+    spec = envs.describe("CartPole-v1")
+    with launch(program(cfg, spec, Settings(max_updates=30, evaluate=False)), "inline", seed=1) as run:
+        run.wait(60.0)
+        counts = run.client(Handle("metrics")).snapshot()["counts"]
+    assert counts["learner_steps"] == 30
+
+
+def test_more_shards_than_actors_are_refused() -> None:
+    with pytest.raises(UserError, match="--shards 2"):
+        program(Config(shards=2), envs.describe("CartPole-v1"), Settings())
