@@ -171,7 +171,7 @@ def _eval(words: Sequence[str], started: float) -> int:
         _print_json(dataclasses.asdict(found))
     else:
         print(
-            f"{found.algorithm} on {found.env}: {amount(found.eval_return)} ± {amount(found.spread)} over "
+            f"{found.algorithm} on {found.env}: {amount(found.eval_return, found.spread)} over "
             f"{found.episodes} fresh greedy episodes (lowest {amount(found.lowest)}, highest {amount(found.highest)}, "
             f"seed {found.seed})"
         )

@@ -118,9 +118,10 @@ class Live:
         self._live.stop()
 
 
-def amount(value: float) -> str:
+def amount(value: float, spread: float | None = None) -> str:
     """A return, with as many digits as are worth reading."""
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    digits = 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}" + ("" if spread is None else f" ± {spread:,.{digits}f}")
 
 
 def line(progress: Progress) -> str:
@@ -178,8 +179,8 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
     evaluations = [record["eval_return"] for record in progress.evaluations]
     judged = "no evaluation yet"
     if evaluations:
-        judged = f"{sparkline(evaluations)}  {amount(evaluations[-1])} ± {amount(progress.evaluations[-1]['spread'])}"
-        judged += "" if progress.target is None else f" of {progress.target:,g}"
+        judged = f"{sparkline(evaluations)}  {amount(evaluations[-1], progress.evaluations[-1]['spread'])}"
+        judged += "" if progress.target is None else f" (goal {progress.target:,g})"
     acting = sparkline(progress.returns)
     if "actor_return" in progress.values:
         acting += f"  {amount(progress.values['actor_return'])}"

@@ -99,7 +99,13 @@ def test_the_panel_and_the_line_show_returns_rates_times_and_troubles() -> None:
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(view.panel("impala on CartPole-v1", progress))
     drawn = console.export_text()
-    for text in ("impala on CartPole-v1", "321.5 ± 12.0 of 475", "2,000 steps/s", "10 updates/s", "1.5 updates old"):
+    for text in (
+        "impala on CartPole-v1",
+        "321.5 ± 12.0 (goal 475)",
+        "2,000 steps/s",
+        "10 updates/s",
+        "1.5 updates old",
+    ):
         assert text in drawn
     for text in ("environment 70%", "waiting to insert 30%", "2 restarts", "learner, mostly learning"):
         assert text in drawn
