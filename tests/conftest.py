@@ -6,11 +6,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from leftovers import left_behind, shared_segments, temporary_directories
+from leftovers import left_behind, shared_segments
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before torch is imported anywhere
@@ -18,17 +17,22 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUM
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    segments, directories = shared_segments(), temporary_directories()
+    """The session, and every process it starts, has a temporary directory of its own; at the end it must be empty."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own files stay where they were
+    directory = tempfile.mkdtemp(prefix="st-", dir="/tmp" if os.path.isdir("/tmp") else None)  # short, for sockets
+    os.environ["TMPDIR"] = tempfile.tempdir = directory
+    segments = shared_segments()
     yield
-    remains = left_behind(segments, directories)
+    remains = left_behind(segments)
+    shutil.rmtree(directory, ignore_errors=True)
     assert not remains, f"the test session left behind: {remains}"
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(nothing_left_behind: None) -> Iterator[Any]:
+def ray_cluster(nothing_left_behind: None) -> Iterator[str]:
     """One Ray cluster for the whole session, since starting it takes seconds; its value is the address."""
     ray = pytest.importorskip("ray")
-    directory = tempfile.mkdtemp(prefix="shoal-ray-", dir="/tmp")  # a short path: Ray's sockets lie below it
+    directory = tempfile.mkdtemp()
     ray.init(
         address="local",
         num_cpus=2,
@@ -40,4 +44,4 @@ def ray_cluster(nothing_left_behind: None) -> Iterator[Any]:
     )
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
-    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(directory)

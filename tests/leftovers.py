@@ -12,7 +12,6 @@ import psutil
 
 MARKER = "SHOAL_TEST_SESSION"  # every process a test starts inherits it, whoever its parent is later
 os.environ[MARKER] = uuid.uuid4().hex
-PREFIXES = ("shoal", "ray", "session_")
 
 
 def marked_processes() -> list[psutil.Process]:
@@ -31,21 +30,21 @@ def shared_segments() -> set[str]:
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
-def temporary_directories() -> set[Path]:
-    places = {Path(tempfile.gettempdir()), Path("/tmp")}
-    return {entry for place in places for prefix in PREFIXES for entry in place.glob(f"{prefix}*")}
+def temporary_files() -> set[Path]:
+    """What lies in the temporary directory, which is this session's own."""
+    return set(Path(tempfile.gettempdir()).iterdir())
 
 
-def left_behind(segments: set[str], directories: set[Path], patience: float = 10.0) -> str:
-    """What is there that was not there before; empty when all is clean within `patience` seconds."""
+def left_behind(segments: set[str], patience: float = 10.0) -> str:
+    """What the session leaves behind; empty when all is clean within `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
         processes = marked_processes() + psutil.Process().children(recursive=True)
         new_segments = shared_segments() - segments
-        new_directories = temporary_directories() - directories
-        if not processes and not new_segments and not new_directories:
+        new_files = temporary_files()
+        if not processes and not new_segments and not new_files:
             return ""
         if time.monotonic() > deadline:
             shown = {process.pid: " ".join(process.cmdline()) for process in processes if process.is_running()}
-            return f"processes {shown}, shared memory {new_segments}, directories {new_directories}"
+            return f"processes {shown}, shared memory {new_segments}, files {new_files}"
         time.sleep(0.1)

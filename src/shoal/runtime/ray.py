@@ -119,8 +119,8 @@ class Cluster:
 
 
 def _short_directory() -> str:
-    """Ray's sockets lie 80 characters below it, and their names may not be longer than 103."""
-    short = len(tempfile.gettempdir()) < 8 or not os.path.isdir("/tmp")
+    """Ray's sockets lie 83 characters below the system's directory, and their names may not be longer than 103."""
+    short = len(tempfile.gettempdir()) <= 20 or not os.path.isdir("/tmp")
     return tempfile.mkdtemp(prefix="shoal-ray-", dir=None if short else "/tmp")
 
 
@@ -211,10 +211,12 @@ def _fits(demand: dict[str, float], offer: dict[str, float]) -> bool:
 def _amounts(resources: dict[str, float]) -> str:
     words = []
     for name, amount in sorted(resources.items()):
+        if name == "object_store_memory" or name.startswith("node:__"):
+            continue
         if name.startswith("node:"):
             words.append(f"the machine {name.removeprefix('node:')!r}")
-        elif "memory" in name:
-            words.append(f"{amount / 2**30:.3g} GB of {name.replace('_', ' ')}")
+        elif name == "memory":
+            words.append(f"{amount / 2**30:.3g} GB of memory")
         else:
             words.append(f"{amount:g} {name}")
     return ", ".join(words) or "nothing"
