@@ -103,11 +103,11 @@ def _train(words: Sequence[str], started: float) -> int:
     as_json = parsed["output"].json
     experiment = Experiment(name, algorithm, config, env, parsed["run"], started)
     result, failure = experiment.run(view.choose(quiet=False, json=as_json))
+    print("\n".join(summary(result)), file=sys.stderr if as_json else sys.stdout, flush=True)
     if failure is not None:
         if isinstance(failure, RunFailed) and failure.traceback:
             print(failure.traceback.rstrip(), file=sys.stderr)
         print(f"shoal: {failure}", file=sys.stderr)
-    print("\n".join(summary(result)), file=sys.stderr if as_json else sys.stdout)
     if as_json:
         _print_json(result.as_dict())
     return ERROR if failure is not None else result.exit_code

@@ -130,7 +130,7 @@ def throughput(
         "algorithm": registry.short_name(name),
         "env": cfg.env,
         "runtime": options.runtime,
-        **{rate: statistics.median(getattr(run, rate) for run in runs) for rate in names},
+        **{rate: round(statistics.median(getattr(run, rate) for run in runs), 1) for rate in names},
         "measured": f"from {WARM_UP:g} s after the first update; medians of {repeat} runs of {seconds:g} s",
         "bottleneck": runs[-1].bottleneck,
         "runs": [dataclasses.asdict(run) for run in runs],

@@ -318,16 +318,16 @@ def summary(result: Result) -> Sequence[str]:
     score = "no evaluation" if result.eval_return is None else f"return {view.amount(result.eval_return)}"
     if result.reached:
         lines.append(
-            f"reached {result.target:g} after {result.seconds_to_target:.1f} s of training: {score}, confirmed"
+            f"reached {result.target:,.12g} after {result.seconds_to_target:.1f} s of training: {score}, confirmed"
         )
     else:
-        wanted = "" if result.target is None else f", {result.target:g} was not reached"
+        wanted = "" if result.target is None else f", {result.target:,.12g} was not reached"
         lines.append(f"stopped by {result.stopped_by}: {score}{wanted}")
     lines.append(
         f"{result.env_steps:,} steps in {result.train_seconds:.1f} s ({result.env_steps_per_second:,.0f}/s), "
         f"{result.learner_steps:,} updates; {result.wall_seconds:.1f} s in all"
     )
-    lines.append(f"{result.restarts} restarts, {result.refused_updates} updates refused")
+    lines.append(f"{view.many(result.restarts, 'restart')}, {view.many(result.refused_updates, 'update')} refused")
     lines.append(f"bottleneck: {result.bottleneck}")
     lines.append(f"run directory: {result.run_dir}")
     lines.append(f"play it again: shoal eval {result.run_dir}")

@@ -124,6 +124,10 @@ def amount(value: float, spread: float | None = None) -> str:
     return f"{value:,.{digits}f}" + ("" if spread is None else f" ± {spread:,.{digits}f}")
 
 
+def many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def line(progress: Progress) -> str:
     """The state of a run on one line."""
     parts = [
@@ -189,7 +193,7 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
     weights = f"version {progress.count('learner_steps'):,}"
     if "staleness" in values:
         weights += f" · what is learned from is {values['staleness']:.1f} updates old"
-    troubles = f"{progress.restarts} restarts · {progress.count('refused_updates')} updates refused"
+    troubles = f"{many(progress.restarts, 'restart')} · {many(progress.count('refused_updates'), 'update')} refused"
     return [
         ("evaluated", judged),
         ("acting", acting or "no episode yet"),
