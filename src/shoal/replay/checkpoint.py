@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import as_slice
 from .chunks import Schema, Store
 from .errors import BadCheckpoint
 from .files import pack, read_whole, sync_directory, unpack, write_whole
 from .intake import Intake
 from .memory import Memory
 from .messages import Array
-from .tables import RunningTable
+from .tables import EMPTY, RunningTable
 from .views import View
 
 _RECORD_BYTES = 2 << 20  # small enough that unpacking stays within the cache
@@ -156,8 +157,9 @@ def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
     for name, described in snapshot.header["tables"].items():
         if described["store"] != index:
             continue
-        there = snapshot.arrays[f"{name}|key"] >= 0
-        start, length = snapshot.arrays[f"{name}|start"][there], snapshot.arrays[f"{name}|length"][there]
+        items = snapshot.arrays[f"{name}|items"]
+        items = items[items["key"] != EMPTY]
+        start, length = items["start"], items["length"]
         first = start >> store.shift
         crossing = (start & store.mask) + length > store.length
         used[first] = True
@@ -186,7 +188,7 @@ def _write_records(file: Any, log: str, store: Store, chunks: Array, snapshot: S
         group = chunks[begin : begin + step]
         columns = {}
         for name, values in store.chunks.items():
-            packed = pack(values[_range_or_list(group)])
+            packed = pack(values[as_slice(group)])
             columns[name] = (file.tell(), len(packed), zlib.crc32(packed))
             file.write(packed)
         records.append(Record(log, group, generations[begin : begin + step], columns))
@@ -229,7 +231,7 @@ def _read_record(path: Path, record: Record, store: Store) -> None:
     good = record.chunks >= 0
     chunks = record.chunks[good]
     whole = len(chunks) == len(good)
-    target = _range_or_list(chunks)
+    target = as_slice(chunks)
     for name, (offset, size, checksum) in record.columns.items():
         try:
             with open(log, "rb") as file:
@@ -284,13 +286,6 @@ def _restore_view(described: Any) -> View | None:
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _range_or_list(chunks: Array) -> slice | Array:
-    """Ascending chunks as a slice where they are neighbours, which is copied much faster."""
-    if len(chunks) and chunks[-1] - chunks[0] == len(chunks) - 1:
-        return slice(int(chunks[0]), int(chunks[-1]) + 1)
-    return chunks
 
 
 def _concatenate(arrays: list[Array]) -> Array:

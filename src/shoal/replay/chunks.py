@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import as_slice
 from .memory import Memory
 from .messages import Array
 
@@ -216,8 +217,6 @@ class Streams:
 def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> None:
     """Copy the rows of a block to their places. Needs no lock: no item refers to these places yet."""
     for piece in pieces:
-        ids = piece.chunks
-        contiguous = ids[-1] - ids[0] == len(ids) - 1  # ascending, so the ends tell
-        target = slice(ids[0], ids[-1] + 1) if contiguous else ids
+        target = as_slice(piece.chunks)
         for name, values in columns.items():
             store.chunks[name][target, piece.places] = values[piece.rows].swapaxes(0, 1)

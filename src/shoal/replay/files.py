@@ -39,7 +39,7 @@ def unpack(packed: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[A
 def write_whole(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int:
     """Write a file under another name and rename it, so that `path` is the old file or the new one; its bytes."""
     parts = {name: pack(array) for name, array in arrays.items()}
-    index = [[name, arrays[name].dtype.str, list(arrays[name].shape), len(part)] for name, part in parts.items()]
+    index = [[name, arrays[name].dtype.descr, list(arrays[name].shape), len(part)] for name, part in parts.items()]
     head = json.dumps({"header": header, "arrays": index}).encode()
     pieces = [_MAGIC, struct.pack("<Q", len(head)), head, *parts.values()]
     check = 0
@@ -71,9 +71,19 @@ def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     head = json.loads(bytes(data[start : start + size]))
     arrays, offset = {}, start + size
     for name, kind, shape, length in head["arrays"]:
-        arrays[name] = unpack(data[offset : offset + length], tuple(shape), np.dtype(kind))
+        arrays[name] = unpack(data[offset : offset + length], tuple(shape), _dtype(kind))
         offset += length
     return head["header"], arrays
+
+
+def _dtype(description: Any) -> np.dtype[Any]:
+    """From a dtype's `descr`, whose tuples have become lists; one without fields has a single entry without a name."""
+    if len(description) == 1 and description[0][0] == "":
+        description = description[0][1]
+    else:
+        description = [tuple(field) for field in description]
+    dtype: np.dtype[Any] = np.dtype(description)
+    return dtype
 
 
 def sync_directory(path: Path) -> None:

@@ -98,17 +98,19 @@ def n_step(
     following: Iterable[str] = ("observation",),
     stack: Mapping[str, int] | None = None,
     padding: Padding = "repeat",
+    reward_clip: float = 0.0,
 ) -> Pattern:
     """Every transition with its n-step return: "observation", "action", … of its row, "reward" the discounted sum of n
     rewards, "discount" what to multiply the value of "next_observation", n rows later, with.
 
     Where the episode ends earlier, n is smaller and the next observation is the final one. `following` names the
-    columns (with all below "name/") that are wanted n rows later too.
+    columns (with all below "name/") that are wanted n rows later too. Rewards are summed as they are stored, or
+    clipped to ± `reward_clip`.
     """
     _at_least(1, n=n)
     if not 0.0 <= discount <= 1.0:
         raise ValueError(f"discount={discount} must be between 0 and 1")
-    return _NStep(n, Transition(n, discount, tuple(following), _stacks(stack), padding))
+    return _NStep(n, Transition(n, discount, tuple(following), _stacks(stack), padding, reward_clip))
 
 
 @dataclass(frozen=True)
@@ -171,11 +173,16 @@ def sequence(
 
 def _ending_at(block: Appended, step: Array, environment: Array, taken: Array, stack: Stacks) -> Spans:
     """Items of `taken` transitions that end with rows `step` of a block, in order of time."""
-    order = np.argsort(step, kind="stable")
-    step, environment, taken = step[order], environment[order], taken[order]
+    if not block.valid.all():  # shorter items were added behind the others
+        order = np.argsort(step, kind="stable")
+        step, environment, taken = step[order], environment[order], taken[order]
+    start = step - taken
+    start += block.first_row
+    if not stack:
+        return Spans(environment, start, taken + 1, np.zeros(len(step), np.int64))
     before = block.position[step, environment] - taken
     history = np.minimum(before, _history(stack))
-    return Spans(environment, block.first_row + step - taken - history, taken + 1 + history, history)
+    return Spans(environment, start - history, taken + 1 + history, history)
 
 
 def _stacks(stack: Mapping[str, int] | None) -> Stacks:

@@ -62,12 +62,13 @@ class RecentRows:
         self.count = len(spans)
         self._columns = columns
         self._environment = spans.environment
-        self._start = spans.start - first
+        self._row = spans.start - first
+        self.start = self._row * next(iter(columns.values())).shape[1] + spans.environment
         self._environments = next(iter(columns.values())).shape[1]
 
     def addresses(self, offsets: Array, trailing: int = 0) -> Array:
         shape = (self.count,) + (1,) * trailing
-        row = self._start.reshape(shape) + offsets
+        row = self._row.reshape(shape) + offsets
         addresses: Array = row * self._environments + self._environment.reshape(shape)
         return addresses
 

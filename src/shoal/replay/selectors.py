@@ -2,7 +2,7 @@
 
 The small classes a table is described with (`Uniform()`, `Prioritized(0.6)`, …) start a running selector that is told
 of every item that comes, goes or changes. There are two kinds: a *ranked* one has a definite order, a *drawn* one
-chooses at random. Both read the table's arrays of keys (negative where a slot is empty, rising with the order of
+chooses at random. Both read the table's arrays of keys (0 where a slot is empty, rising with the order of
 insertion) and priorities.
 """
 
@@ -44,11 +44,8 @@ class Ranked(Running):
 
 class Drawn(Running):
     @abstractmethod
-    def draw(self, count: int, generator: np.random.Generator) -> Array:
-        """Independent slots, with replacement."""
-
-    @abstractmethod
-    def probabilities(self, slots: Array) -> Array: ...
+    def draw(self, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
+        """Independent slots, with replacement, and the probability of each."""
 
     @abstractmethod
     def mass(self) -> float:
@@ -146,11 +143,9 @@ class _Members(Drawn):
     def saved_order(self) -> Array:
         return self._slots[: self._size]
 
-    def draw(self, count: int, generator: np.random.Generator) -> Array:
-        return self._slots[generator.integers(0, self._size, count)].astype(np.int64)
-
-    def probabilities(self, slots: Array) -> Array:
-        return np.full(len(slots), 1.0 / self._size)
+    def draw(self, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
+        slots = self._slots.take(generator.integers(0, self._size, count)).astype(np.int64)
+        return slots, np.full(count, 1.0 / self._size)
 
     def mass(self) -> float:
         return float(self._size)
@@ -174,16 +169,14 @@ class _Weighted(Drawn):
     def remove(self, slots: Array) -> None:
         self._tree.set(slots, 0.0)
 
-    def draw(self, count: int, generator: np.random.Generator) -> Array:
-        if self._tree.total > 0.0:
-            return self._tree.draw(count, generator)
-        return generator.choice(np.flatnonzero(self._keys >= 0), count)
-
-    def probabilities(self, slots: Array) -> Array:
+    def draw(self, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
         total = self._tree.total
         if total > 0.0:
-            return self._tree.leaves[slots] / total
-        return np.full(len(slots), 1.0 / np.count_nonzero(self._keys >= 0))
+            slots, weights = self._tree.draw(count, generator)
+            weights /= total
+            return slots, weights
+        there = np.flatnonzero(self._keys)
+        return generator.choice(there, count), np.full(count, 1.0 / len(there))
 
     def mass(self) -> float:
         return self._tree.total
@@ -196,9 +189,9 @@ class _InOrder(Ranked):
 
     def __init__(self, slots: int) -> None:
         self._list = np.empty(2 * slots + 16, np.int32)
-        self._place = np.full(slots, -1, np.int32)  # where in the list, -1 when not there
-        self._head = 0
-        self._tail = 0
+        self._place = np.zeros(slots, np.int32)  # where in the list, 0 when not there
+        self._head = 1
+        self._tail = 1
 
     def insert(self, slots: Array) -> None:
         if self._tail + len(slots) > len(self._list):
@@ -209,7 +202,7 @@ class _InOrder(Ranked):
         self._tail = end
 
     def remove(self, slots: Array) -> None:
-        self._place[slots] = -1
+        self._place[slots] = 0
 
     def update(self, slots: Array) -> None:
         pass
@@ -217,9 +210,9 @@ class _InOrder(Ranked):
     def _close_gaps(self) -> None:
         slots = self._list[self._head : self._tail]
         slots = slots[self._place[slots] == np.arange(self._head, self._tail)]
-        self._list[: len(slots)] = slots
-        self._place[slots] = np.arange(len(slots))
-        self._head, self._tail = 0, len(slots)
+        self._head, self._tail = 1, 1 + len(slots)
+        self._list[1 : self._tail] = slots
+        self._place[slots] = np.arange(1, self._tail)
 
 
 class _Oldest(_InOrder):
@@ -296,11 +289,11 @@ class _Extreme(Ranked):
 
     def _collect(self, count: int) -> Array:
         slots = np.unique(np.concatenate(self._candidates)) if self._candidates else np.empty(0, np.int64)
-        slots = slots[self._keys[slots] >= 0]
+        slots = slots[self._keys[slots] > 0]
         slots = slots[self._within(slots)]
         enough = max(1024, 2 * count)
         if len(slots) < count or len(slots) > 8 * enough:
-            slots = np.flatnonzero(self._keys >= 0)
+            slots = np.flatnonzero(self._keys)
             values = self._sign * self._priorities[slots]
             if len(slots) <= 2 * enough:
                 self._bound = (np.inf, np.iinfo(np.int64).max)

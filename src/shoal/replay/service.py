@@ -157,7 +157,8 @@ class Replay:
             size, mass = running.size, running.mass()
             chosen = running.sample(running.sampleable(batch))
             names = [name for name in store.columns if not running.wanted or name in running.wanted]
-            rows = StoredRows(store, names, chosen.start, chosen.length, chosen.history)
+            items = chosen.items
+            rows = StoredRows(store, names, items)
             ticket = store.begin_reading()
             self._changed.notify_all()
         try:
@@ -169,10 +170,10 @@ class Replay:
         arrays.update(chosen.states)
         sample = Sample(
             arrays=arrays,
-            keys=chosen.keys,
+            keys=items["key"].copy(),  # of their own, not part of all that is known of the items
             probabilities=chosen.probabilities,
-            priorities=chosen.priorities,
-            times_sampled=chosen.times_sampled,
+            priorities=items["priority"].copy(),
+            times_sampled=items["times_sampled"].copy(),
             table_size=size,
             mass=mass,
             layout=layout,

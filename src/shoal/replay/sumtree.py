@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import as_slice
 from .messages import Array
 
 _TOP = 4096
@@ -33,12 +34,11 @@ class SumTree:
 
     def set(self, indices: Array, weights: Array | float) -> None:
         """Where an index occurs twice, the later weight holds."""
-        count = len(indices)
-        if count == 0:
+        if len(indices) == 0:
             return
-        first = int(indices[0])
-        if int(indices[-1]) - first == count - 1 and bool((indices[1:] > indices[:-1]).all()):
-            self._set_range(first, count, weights)
+        place = as_slice(indices)
+        if isinstance(place, slice):
+            self._set_range(place.start, place.stop, weights)
             return
         leaves = self._levels[0]
         leaves[indices] = weights
@@ -50,9 +50,8 @@ class SumTree:
             below = level
         self._running = None
 
-    def _set_range(self, first: int, count: int, weights: Array | float) -> None:
+    def _set_range(self, first: int, end: int, weights: Array | float) -> None:
         """As `set` for neighbours: what a table that is filled in order does, several times faster."""
-        end = first + count
         below = self._levels[0]
         below[first:end] = weights
         for level in self._levels[1:]:
@@ -63,14 +62,17 @@ class SumTree:
             below = level
         self._running = None
 
-    def draw(self, count: int, generator: np.random.Generator) -> Array:
-        """`count` independent indices, each with probability weight / total; never one of weight zero."""
-        drawn = self._descend(generator.random(count))
-        empty = np.flatnonzero(self.leaves[drawn] <= 0.0)  # rounding at the edge of a node's range
-        while len(empty):
-            drawn[empty] = self._descend(generator.random(len(empty)))
-            empty = empty[self.leaves[drawn[empty]] <= 0.0]
-        return drawn
+    def draw(self, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
+        """`count` independent indices with probability weight / total, and their weights; never one of weight zero."""
+        uniform = generator.random(count)
+        order = uniform.argsort()  # going down in order is faster: neighbours take the same turns and cache lines
+        drawn = np.empty(count, np.int64)
+        drawn[order] = self._descend(uniform[order])
+        weights = self.leaves.take(drawn)
+        if not weights.all():  # rounding at the edge of a node's range
+            again = np.flatnonzero(weights == 0.0)
+            drawn[again], weights[again] = self.draw(len(again), generator)
+        return drawn, weights
 
     def _descend(self, uniform: Array) -> Array:
         running = self._running_sum()
@@ -83,7 +85,7 @@ class SumTree:
         target += self._levels[-1][node]
         for level in self._levels[-2::-1]:
             node <<= 1
-            left = level[node]
+            left = level.take(node)
             right = target >= left
             node += right
             target -= left * right

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import as_slice
 from .chunks import Store
 from .description import Table
 from .errors import BadCheckpoint
@@ -18,8 +19,18 @@ from .selectors import Drawn, Ranked
 from .statistics import Statistics
 from .views import View
 
-_EMPTY = -1
-_SAVED = ("start", "length", "history", "key", "times_sampled", "priority")
+# What a table knows of an item, in 32 bytes side by side: one look-up, one cache miss.
+ITEM = np.dtype(
+    [
+        ("start", np.int64),  # address of the first row
+        ("key", np.int64),  # number of the insert and slot, so that a slot's next item is told apart; EMPTY: none
+        ("priority", np.float64),
+        ("length", np.int16),  # rows, the history for frame stacks included
+        ("history", np.int16),
+        ("times_sampled", np.int32),
+    ]
+)
+EMPTY = 0
 _ONE = np.int32(1)  # of the counters' own type: anything else takes `ufunc.at` 25 times as long
 
 
@@ -27,12 +38,7 @@ _ONE = np.int32(1)  # of the counters' own type: anything else takes `ufunc.at` 
 class Chosen:
     """Sampled items, copied out of the table so that they may be removed from it."""
 
-    start: Array
-    length: Array
-    history: Array
-    keys: Array
-    priorities: Array
-    times_sampled: Array
+    items: Array  # of dtype ITEM
     probabilities: Array
     states: dict[str, Array]
 
@@ -44,12 +50,9 @@ class RunningTable:
         self.description = table
         self.generator = generator
         slots = table.slots
-        self.start = np.zeros(slots, np.int64)  # address of the first row
-        self.length = np.zeros(slots, np.int16)  # rows, the history for frame stacks included
-        self.history = np.zeros(slots, np.int16)
-        self.key = np.full(slots, _EMPTY, np.int64)  # number of the insert and slot, so a reused slot is told apart
-        self.times_sampled = np.zeros(slots, np.int32)
-        self.priority = np.zeros(slots)
+        self.items = np.zeros(slots, ITEM)
+        self.start, self.length, self.key = self.items["start"], self.items["length"], self.items["key"]
+        self.times_sampled, self.priority = self.items["times_sampled"], self.items["priority"]
         self.states: dict[str, Array] = {}
         self.wanted = frozenset(table.signature or ())  # columns of a sample; all when empty
         self.store: Store | None = None
@@ -89,28 +92,24 @@ class RunningTable:
 
     def item_bytes(self) -> int:
         """Memory of the arrays that describe items, as far as they were used."""
-        each: int = sum(getattr(self, name).itemsize for name in _SAVED) + sum(
-            each.item_bytes for each in self._selectors
-        )
-        return self._fresh * each
+        return self._fresh * (ITEM.itemsize + sum(selector.item_bytes for selector in self._selectors))
 
     def ages_and_uses(self, most: int) -> tuple[Array, Array]:
         """Number of the insert and times sampled of at most `most` items, evenly spread."""
         part = slice(0, self._fresh, max(1, -(-self._fresh // most)))
         keys, times = self.key[part], self.times_sampled[part]
-        there = keys != _EMPTY
-        return keys[there] >> self._bits, times[there]
+        there = keys != EMPTY
+        return (keys[there] >> self._bits) - 1, times[there]
 
     def live(self) -> Array:
         """Occupied slots."""
-        return np.flatnonzero(self.key[: self._fresh] != _EMPTY)
+        return np.flatnonzero(self.key[: self._fresh] != EMPTY)
 
     # Checkpoints
 
     def saved_arrays(self) -> dict[str, Array]:
         """What a checkpoint keeps, as it is now: copy it before anything changes."""
-        arrays = {name: getattr(self, name)[: self._fresh] for name in _SAVED}
-        arrays["free"] = self._free[: self._free_count]
+        arrays = {"items": self.items[: self._fresh], "free": self._free[: self._free_count]}
         arrays |= {name: values[: self._fresh] for name, values in self.states.items()}
         for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
             if (order := selector.saved_order()) is not None:
@@ -144,9 +143,8 @@ class RunningTable:
                     f"table {self.description.name!r} was saved with {what} {numbers[what]:,} and has now "
                     f"{getattr(self.description, what):,}; make the table as it was to load it"
                 )
-        self._fresh = len(arrays["key"])
-        for name in _SAVED:
-            getattr(self, name)[: self._fresh] = arrays[name]
+        self._fresh = len(arrays["items"])
+        self.items[: self._fresh] = arrays["items"]
         self._free_count = len(arrays["free"])
         self._free[: self._free_count] = arrays["free"]
         self.counts.inserts, self.counts.samples = numbers["inserts"], numbers["samples"]
@@ -189,13 +187,12 @@ class RunningTable:
         if self.size + count > self.description.slots:
             self.shrink(self.description.capacity - count)
         slots = self._take_slots(count)
-        self.start[slots] = start
-        self.length[slots] = length
-        self.history[slots] = history
-        self.priority[slots] = priority
-        self.times_sampled[slots] = 0
-        keys = (np.arange(self.counts.inserts, self.counts.inserts + count) << self._bits) | slots
-        self.key[slots] = keys
+        number = self.counts.inserts + 1  # a key is never 0
+        keys = (np.arange(number, number + count) << self._bits) | slots
+        items = np.zeros(count, ITEM)
+        items["start"], items["length"], items["history"] = start, length, history
+        items["key"], items["priority"] = keys, priority
+        self.items[as_slice(slots)] = items
         for name, values in states.items():
             self.states[name][slots] = values
         for selector in self._selectors:
@@ -228,7 +225,7 @@ class RunningTable:
         while self.size > size:
             wanted = self.size - size
             if isinstance(self.remover, Drawn):
-                slots = np.unique(self.remover.draw(wanted, self.generator))
+                slots = np.unique(self.remover.draw(wanted, self.generator)[0])
             else:
                 slots = self.remover.first(wanted)
             gone.append(self.delete(slots))
@@ -236,19 +233,20 @@ class RunningTable:
 
     def delete(self, slots: Array) -> Array:
         """Remove the items in these slots (each named once); their keys."""
-        keys = self.key[slots]
+        items = self.items.take(slots)
         if self.store is not None:
-            self.store.drop(self.store.chunks_of(self.start[slots], self.length[slots]))
+            self.store.drop(self.store.chunks_of(items["start"], items["length"]))
         for selector in self._selectors:
             selector.remove(slots)
-        self.key[slots] = _EMPTY
+        self.key[as_slice(slots)] = EMPTY
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
         self.counts.size -= len(slots)
         self.deletes += len(slots)
         limit = self.description.max_times_sampled
         if limit:
-            self.uses_left -= int((limit - self.times_sampled[slots]).sum())
+            self.uses_left -= int((limit - items["times_sampled"]).sum())
+        keys: Array = items["key"]
         for extension in self._extensions:
             extension.deleted(self.description.name, keys)
         return keys
@@ -278,7 +276,7 @@ class RunningTable:
     def sample(self, count: int) -> Chosen:
         """`count` items (at most `sampleable`), as if drawn one by one: one at its limit is not drawn again."""
         pieces = [self._sample(count)]
-        while (missing := count - sum(len(piece.keys) for piece in pieces)) > 0:
+        while (missing := count - sum(len(piece.items) for piece in pieces)) > 0:
             pieces.append(self._sample(missing))
         self.counts.samples += count
         self.statistics.mark(self.counts.inserts, self.counts.samples)
@@ -287,10 +285,10 @@ class RunningTable:
     def _sample(self, count: int) -> Chosen:
         limit = self.description.max_times_sampled
         if isinstance(self.sampler, Drawn):
-            slots = self.sampler.draw(count, self.generator)
+            slots, probabilities = self.sampler.draw(count, self.generator)
             if limit:
-                slots = slots[_occurrence(slots) < limit - self.times_sampled[slots]]
-            probabilities = self.sampler.probabilities(slots)
+                allowed = _occurrence(slots) < limit - self.times_sampled[slots]
+                slots, probabilities = slots[allowed], probabilities[allowed]
         else:
             slots = self.sampler.first(min(count, self.size) if limit else 1)
             if limit != 1:
@@ -298,20 +296,13 @@ class RunningTable:
             probabilities = np.ones(len(slots))
         np.add.at(self.times_sampled, slots, _ONE)
         chosen = Chosen(
-            start=self.start[slots],
-            length=self.length[slots].astype(np.int64),
-            history=self.history[slots].astype(np.int64),
-            keys=self.key[slots],
-            priorities=self.priority[slots],
-            times_sampled=self.times_sampled[slots],
-            probabilities=probabilities,
-            states={name: values[slots] for name, values in self.states.items()},
+            self.items.take(slots), probabilities, {name: values[slots] for name, values in self.states.items()}
         )
         for extension in self._extensions:
-            extension.sampled(self.description.name, chosen.keys)
+            extension.sampled(self.description.name, chosen.items["key"])
         if limit:
             self.uses_left -= len(slots)
-            worn = slots[chosen.times_sampled >= limit]
+            worn = slots[chosen.items["times_sampled"] >= limit]
             if len(worn):
                 self.delete(worn if limit == 1 else np.unique(worn))
         return chosen
@@ -330,9 +321,8 @@ class RunningTable:
     def find(self, keys: Array) -> Array:
         """Slots of these keys, -1 where the item is gone."""
         slots = keys & ((1 << self._bits) - 1)
-        there = (keys >= 0) & (slots < len(self.key))
-        slots = np.where(there, slots, 0)
-        return np.where(there & (self.key[slots] == keys), slots, -1)
+        there = (keys > EMPTY) & (self.key[np.minimum(slots, len(self.key) - 1)] == keys)
+        return np.where(there, slots, -1)
 
     def update(self, keys: Array, priorities: Array) -> int:
         """Set priorities; how many of the items were still there."""
@@ -361,7 +351,8 @@ def _occurrence(values: Array) -> Array:
 
 
 def _join(pieces: list[Chosen]) -> Chosen:
-    fields = ("start", "length", "history", "keys", "priorities", "times_sampled", "probabilities")
-    arrays = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in fields}
-    states = {name: np.concatenate([piece.states[name] for piece in pieces]) for name in pieces[0].states}
-    return Chosen(**arrays, states=states)
+    return Chosen(
+        np.concatenate([piece.items for piece in pieces]),
+        np.concatenate([piece.probabilities for piece in pieces]),
+        {name: np.concatenate([piece.states[name] for piece in pieces]) for name in pieces[0].states},
+    )

@@ -35,6 +35,7 @@ class Rows(Protocol):
 
     names: Sequence[str]  # columns that are wanted
     available: Container[str]  # columns that there are
+    start: Array  # int64 [items], address of the first row
     length: Array  # int64 [items], history included
     history: Array  # int64 [items]
     count: int
@@ -48,14 +49,19 @@ class Rows(Protocol):
 class StoredRows:
     """Rows in a store."""
 
-    def __init__(self, store: Store, names: Sequence[str], start: Array, length: Array, history: Array) -> None:
+    def __init__(self, store: Store, names: Sequence[str], items: Array) -> None:
+        start, length, history = (
+            items["start"].copy(),
+            items["length"].astype(np.int64),
+            items["history"].astype(np.int64),
+        )
         self.names = names
         self.available: Container[str] = store.columns
         self.length = length
         self.history = history
         self.count = len(start)
         self._store = store
-        self._start = start
+        self.start = start
         self._place = start & store.mask
         self._crosses = bool((self._place + length > store.length).any())
         if self._crosses:
@@ -63,7 +69,7 @@ class StoredRows:
 
     def addresses(self, offsets: Array, trailing: int = 0) -> Array:
         shape = (self.count,) + (1,) * trailing
-        addresses: Array = self._start.reshape(shape) + offsets
+        addresses: Array = self.start.reshape(shape) + offsets
         if self._crosses:
             beyond = self._place.reshape(shape) + offsets >= self._store.length
             addresses += beyond * self._jumps.reshape(shape)
@@ -139,7 +145,8 @@ class Transition:
     """An n-step transition, [batch, ...]: every column at the first row, and the columns `following` n rows later.
 
     "reward" is the discounted sum, "discount" the product of discounts (0 after a termination). Near an episode's end
-    n is smaller and the following observation is the episode's final one.
+    n is smaller and the following observation is the episode's final one. With `reward_clip`, rewards are clipped to ±
+    that before they are summed.
     """
 
     n: int
@@ -147,6 +154,7 @@ class Transition:
     following: tuple[str, ...] = ("observation",)
     stack: tuple[tuple[str, int], ...] = ()
     padding: Padding = "repeat"
+    reward_clip: float = 0.0
 
     @property
     def timed(self) -> bool:
@@ -157,9 +165,9 @@ class Transition:
         return ["reward", "terminated", *(name for name, _ in self.stack)]
 
     def gather(self, rows: Rows, layout: Layout) -> Gathered:
-        first, last = rows.history, rows.length - 1
-        taken = last - first  # transitions that are summed
-        at_first = rows.addresses(first)
+        last = rows.length - 1
+        taken = last - rows.history  # transitions that are summed
+        at_first = rows.addresses(rows.history) if self.stack else rows.start
         at_last = rows.addresses(last)
         before_last = at_first if self.n == 1 else rows.addresses(last - 1)
         data: dict[str, Array] = {}
@@ -172,19 +180,20 @@ class Transition:
             if name in stack:
                 self._stacked(rows, name, stack[name], follows, data, windows)
             elif name == "reward":
-                data[name] = rows.take(name, at_first) if self.n == 1 else self._rewards(rows, taken)
+                data[name] = self._rewards(rows, taken)
             else:
                 data[name] = rows.take(name, at_first)
                 if follows:
                     data[f"next_{name}"] = rows.take(name, at_last)
-        going_on = ~rows.take("terminated", before_last)
-        powers = (self.discount ** np.arange(self.n + 1)).astype(np.float32)
-        data["discount"] = powers[taken] * going_on
+        discount = np.float32(self.discount) if self.n == 1 else (self.discount**taken).astype(np.float32)
+        data["discount"] = discount * ~rows.take("terminated", before_last)
         return data, windows
 
     def _rewards(self, rows: Rows, taken: Array) -> Array:
         steps = np.arange(self.n)[:, None]
         rewards = rows.take("reward", rows.addresses(np.minimum(steps, taken - 1) + rows.history))
+        if self.reward_clip:
+            rewards = rewards.clip(-self.reward_clip, self.reward_clip)
         weights = (self.discount**steps).astype(rewards.dtype) * (steps < taken)
         summed: Array = np.einsum("tb...,tb->b...", rewards, weights)
         return summed
