@@ -1,0 +1,69 @@
+"""Learners of a group, as nodes that the contract tests drive with given batches. Node processes import this file."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from shoal.services.group import Group, Member
+
+Batch = dict[str, npt.NDArray[Any]]
+Case = tuple[str, dict[str, Any]]  # algorithm, options
+T, B = 7, 9
+LEARNERS = {"impala": "Impala", "ppo": "Ppo", "appo": "Appo"}
+
+
+@dataclass(frozen=True)
+class Spec:
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+
+SPEC = Spec(spaces.Box(-5.0, 5.0, (3,), np.float32), spaces.Discrete(3))
+
+
+def make_learner(algorithm: str, options: dict[str, Any], *peers: Any) -> Any:
+    module = importlib.import_module(f"shoal.algorithms.{algorithm}")
+    learner = getattr(module, LEARNERS[algorithm])
+    return learner(module.Config(hidden=(16,), **options), SPEC, 0, *peers)
+
+
+def batch(step: int) -> Batch:
+    """Rows of which the first environments' are mostly invalid and the last ones' mostly valid."""
+    random = np.random.default_rng(step)
+    valid = random.random((T + 1, B)) > np.linspace(0.8, 0.0, B)
+    return {
+        "observation": (random.standard_normal((T + 1, B, 3)) * [1.0, 2.0, 0.5] + [0.0, 1.0, 2.0]).astype(np.float32),
+        "action": random.integers(0, 3, (T + 1, B)),
+        "reward": np.where(valid, random.standard_normal((T + 1, B)), 0.0).astype(np.float32),
+        "terminated": (random.random((T + 1, B)) < 0.1) & valid,
+        "valid": valid,
+        "log_prob": random.uniform(-1.3, -0.9, (T + 1, B)).astype(np.float32),
+        "version": np.zeros((T + 1, B), np.int64),
+    }
+
+
+def share(whole: Batch, rank: int, size: int) -> Batch:
+    return {name: column[:, B * rank // size : B * (rank + 1) // size] for name, column in whole.items()}
+
+
+class Rank:
+    """One learner of a group: makes `updates` updates from its shares for one case after the other, and ends."""
+
+    def __init__(self, group: Group, rank: int, size: int, cases: list[Case], updates: int) -> None:
+        self._member, self._updates = Member(group, rank, size), updates
+        self._learners = [make_learner(algorithm, options, self._member) for algorithm, options in cases]
+
+    def step(self) -> bool:
+        for learner in self._learners:
+            for step in range(self._updates):
+                learner.update(share(batch(step), self._member.rank, self._member.size))
+        return False
+
+    def weights(self) -> list[Batch]:
+        return [learner.weights() for learner in self._learners]
