@@ -1,0 +1,153 @@
+"""Processes are killed: actors come back, services end the run by name, and nobody outlives the parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from victim import small_program
+
+from shoal.program import Handle
+from shoal.runtime import Run, RunFailed, launch
+
+VICTIM = Path(__file__).with_name("victim.py")
+RAY = pytest.param("ray", marks=pytest.mark.ray)
+
+
+@pytest.fixture(params=["local", RAY])
+def runtime(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return str(request.param)
+
+
+def learning(run: Run) -> Any:
+    """The metrics of a run that has begun to learn."""
+    metrics = run.client(Handle("metrics"))
+    deadline = time.monotonic() + 60.0
+    while not metrics.snapshot()["counts"].get("learner_steps"):
+        assert time.monotonic() < deadline, "the run does not begin to learn"
+        run.wait(0.1)
+    return metrics
+
+
+def env_steps(metrics: Any) -> float:
+    return float(metrics.snapshot()["counts"]["env_steps"])
+
+
+def test_a_killed_actor_is_back_within_five_seconds_and_is_counted(runtime: str) -> None:
+    with launch(small_program(), runtime) as run:
+        metrics = learning(run)
+        old = run.pids()["actor/0"]
+        os.kill(old, signal.SIGKILL)
+        began = time.monotonic()
+        while run.pids().get("actor/0", old) == old:
+            run.wait(0.02)
+        before = env_steps(metrics)
+        while env_steps(metrics) == before:
+            run.wait(0.02)
+            assert time.monotonic() - began < 30.0, "the actor does not act again"
+        assert time.monotonic() - began < (5.0 if runtime == "local" else 10.0)  # Ray starts a fresh interpreter
+        assert run.supervisor.restarts == {"actor/0": 1}
+
+
+@pytest.mark.parametrize("name", ["learner", "replay", pytest.param("weights", marks=pytest.mark.slow)])
+def test_a_killed_learner_or_service_ends_the_run_with_one_sentence(runtime: str, name: str) -> None:
+    with launch(small_program(actors=2), runtime) as run:
+        learning(run)
+        os.kill(run.pids()[name], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(RunFailed) as caught:
+            run.wait(20.0)
+        assert time.monotonic() - began < 10.0
+    assert str(caught.value).startswith(f"node '{name}' was killed")
+    assert "\n" not in str(caught.value)
+    assert caught.value.node == name
+
+
+@pytest.mark.slow
+def test_killing_actors_again_and_again_does_not_end_a_run(runtime: str) -> None:
+    with launch(small_program(actors=2), runtime) as run:
+        metrics = learning(run)
+        for index in range(6):
+            victim = f"actor/{index % 2}"
+            while victim not in run.pids():
+                run.wait(0.1)
+            os.kill(run.pids()[victim], signal.SIGKILL)
+            run.wait(1.0)
+        before = env_steps(metrics)
+        run.wait(8.0)
+        assert env_steps(metrics) > before
+        assert run.supervisor.restarts.total() == 6
+
+
+# ---- the parent
+
+
+@pytest.fixture(params=["local", RAY])
+def victim(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A run of its own, learning, with its own Ray where it needs one."""
+    if request.param == "ray":
+        pytest.importorskip("ray")
+    before = set(Path(tempfile.gettempdir()).iterdir())
+    process = subprocess.Popen(
+        [sys.executable, str(VICTIM), request.param], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+    if request.param == "ray":  # nobody is left to remove what a killed Ray had written
+        for path in set(Path(tempfile.gettempdir()).iterdir()) - before:
+            shutil.rmtree(path)
+
+
+def family(process: subprocess.Popen[str]) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """The nodes of a run that learns, and the other processes it has started."""
+    assert process.stdout is not None
+    nodes = set(json.loads(process.stdout.readline()).values())
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    found = [child for child in descendants if child.pid in nodes]
+    assert len(found) == len(nodes)
+    return found, [child for child in descendants if child.pid not in nodes]
+
+
+def assert_gone(nodes: list[psutil.Process], others: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(nodes, timeout=5.0)
+    assert not alive
+    _, alive = psutil.wait_procs(others, timeout=15.0)  # Ray's own helpers look for their parent every few seconds
+    assert not alive
+
+
+def test_no_node_outlives_a_killed_parent_by_five_seconds(victim: subprocess.Popen[str]) -> None:
+    processes = family(victim)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert_gone(*processes)
+
+
+def test_an_interrupt_from_the_keyboard_ends_all(victim: subprocess.Popen[str]) -> None:
+    files = set(Path(tempfile.gettempdir()).iterdir())
+    processes = family(victim)
+    os.killpg(victim.pid, signal.SIGINT)  # as a terminal does, to the whole group
+    victim.wait(15.0)
+    assert_gone(*processes)
+    assert set(Path(tempfile.gettempdir()).iterdir()) <= files
+
+
+@pytest.mark.parametrize("death", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
+def test_nobody_outlives_a_parent_that_was_told_to_end(victim: subprocess.Popen[str], death: signal.Signals) -> None:
+    processes = family(victim)
+    os.kill(victim.pid, death)
+    victim.wait(15.0)
+    assert_gone(*processes)

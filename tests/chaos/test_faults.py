@@ -1,0 +1,116 @@
+"""Faults of environments and of learning end a run in order, with the reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from victim import small_program
+
+from shoal.program import Handle, Program
+from shoal.runtime import RunFailed, Supervisor, launch
+from shoal.runtime.supervise import Loss
+
+SMALL = ("--envs-per-actor", "2", "--batch", "2", "--queue", "4", "--unroll", "5", "--hidden", "8")
+ENVIRONMENT = """
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+class Fragile(gymnasium.Env):
+    observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+    taken = 0
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+    def step(self, action):
+        self.taken += 1
+        if self.taken > 40:
+            raise RuntimeError("the simulator fell over")
+        return np.zeros(3, np.float32), 0.0, False, self.taken % 10 == 0, {}
+"""
+
+
+def train(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shoal", "train", "impala", *SMALL, "--stop-seconds", "60", *words]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100)
+
+
+def test_an_environment_that_raises_stops_the_run_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "fragile.py").write_text(ENVIRONMENT)
+    began = time.monotonic()
+    done = train(tmp_path, "--env", "fragile:Fragile", "--max-failures", "2")
+    told = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "RuntimeError: the simulator fell over, 3 times in a row; giving up" in " ".join(told.split())
+    assert told.count("Traceback (most recent call last)") <= 2, "shown when it first happens, and with the end"
+    assert 'raise RuntimeError("the simulator fell over")' in told
+    assert time.monotonic() - began < 60.0
+
+
+def test_a_run_whose_updates_are_not_finite_stops_and_says_so(tmp_path: Path) -> None:
+    done = train(tmp_path, "--env", "CartPole-v1", "--reward-scale", "1e38", "--learning-rate", "1e30")
+    told = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 1
+    assert "node 'learner' raised" in told
+    assert "loss or gradient were not finite in 10 updates in a row" in told
+
+
+class Broken:
+    """Raises at every step, a little later each time it is asked when."""
+
+    restart = True
+
+    def step(self) -> None:
+        raise RuntimeError("broken")
+
+
+def test_restarts_back_off_and_the_traceback_is_shown_once() -> None:
+    losses: list[Loss] = []
+    times: list[float] = []
+
+    def note(loss: Loss) -> None:
+        losses.append(loss)
+        times.append(time.monotonic())
+
+    program = Program()
+    program.add("broken", Broken)
+    with (
+        launch(program, "local", supervisor=Supervisor(max_failures=3, on_loss=note)) as run,
+        pytest.raises(RunFailed, match="node 'broken' raised RuntimeError: broken, 4 times in a row; giving up"),
+    ):
+        run.wait(30.0)
+    assert [loss.traceback is not None for loss in losses] == [True, False, False]
+    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    assert gaps[0] >= 0.1
+    assert gaps[1] >= 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_broken_environment_on_ray_is_told_with_its_traceback(ray_cluster: str) -> None:
+    program = Program()
+    program.add("broken", Broken)
+    with (
+        launch(program, "ray", supervisor=Supervisor(max_failures=1)) as run,
+        pytest.raises(RunFailed, match="'broken' raised RuntimeError: broken, 2 times in a row") as caught,
+    ):
+        run.wait(60.0)
+    assert 'raise RuntimeError("broken")' in (caught.value.traceback or "")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_for_a_minute_without_growing() -> None:
+    import psutil
+
+    with launch(small_program(actors=2), "local") as run:
+        metrics = run.client(Handle("metrics"))
+        run.wait(15.0)
+        before = {name: psutil.Process(pid).memory_info().rss for name, pid in run.pids().items()}
+        run.wait(45.0)
+        after = {name: psutil.Process(pid).memory_info().rss for name, pid in run.pids().items()}
+        assert metrics.snapshot()["counts"]["learner_steps"] > 100
+    assert all(after[name] - before[name] < 30 << 20 for name in before), (before, after)
