@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check install --quiet
-RUN := MUJOCO_GL=disabled OMP_NUM_THREADS=1
+RUN := OMP_NUM_THREADS=1
 
 .PHONY: demo test test-slow check bench bench-replay clean
 

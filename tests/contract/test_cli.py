@@ -89,6 +89,7 @@ def test_the_last_line_of_stdout_is_one_object_with_every_promised_field(
         assert isinstance(result[name], kind), name
     assert (result["algorithm"], result["env"], result["seed"]) == ("impala", "CartPole-v1", 3)
     assert result["stopped_by"] == "updates"
+    assert result["learner_steps"] == 30, "the rule is exact and the learner reports before it finishes"
     assert result["env_steps"] > 0  # type: ignore[operator]
     assert 0 < result["train_seconds"] < result["wall_seconds"]  # type: ignore[operator]
 
