@@ -46,6 +46,9 @@ class Running(nn.Module):
         return masked_sums(x, valid, self.mean).flatten()
 
     def merge(self, sums: Tensor) -> None:
+        """Add the rows behind `sums`; rows that are not finite would spoil all that come after and are left out."""
+        if not torch.isfinite(sums).all():
+            return
         merged = merge(self.statistics, from_sums(sums.view(3, *self.mean.shape), self.mean))
         for own, new in zip(self.statistics, merged):
             own.copy_(new)

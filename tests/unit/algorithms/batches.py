@@ -1,0 +1,96 @@
+"""Batches as actors would store them, for tests of on-policy learners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+T, B = 6, 5
+Batch = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Spec:
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+
+DISCRETE = Spec(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(3))
+CONTINUOUS = Spec(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Box(-2.0, 2.0, (2,)))
+NESTED = Spec(
+    spaces.Dict(
+        camera=spaces.Box(0, 255, (36, 36, 3), np.uint8), place=spaces.Discrete(4), arm=spaces.Box(-9, 9, (2,))
+    ),
+    spaces.MultiDiscrete([2, 3]),
+)
+SPECS = {"discrete": DISCRETE, "continuous": CONTINUOUS, "nested": NESTED}
+
+
+def batch_of(policy: Any, spec: Spec, seed: int = 0) -> Batch:
+    """An episode of environment 0 terminates with row 2, one of environment 1 is cut by a time limit with row 3."""
+    random = np.random.default_rng(seed)
+    state = policy.initial_state(B)
+    rows: dict[str, list[npt.NDArray[Any]]] = {}
+    start = {f"state/{name}": value for name, value in state.items()}
+    valid = np.ones((T + 1, B), np.bool_)
+    terminated = np.zeros((T + 1, B), np.bool_)
+    valid[3, 0] = valid[4, 1] = False
+    terminated[2, 0] = True
+    spec.observation_space.seed(seed)
+    first = np.zeros(B, np.bool_)
+    for t in range(T + 1):
+        drawn = [spec.observation_space.sample() for _ in range(B)]
+        if isinstance(spec.observation_space, spaces.Dict):
+            observation: Any = {key: np.stack([row[key] for row in drawn]) for key in spec.observation_space.spaces}
+            flat = {f"observation/{key}": value for key, value in observation.items()}
+        else:
+            observation = np.stack(drawn)
+            flat = {"observation": observation}
+        action, state, extras = policy.act(observation, state, first)
+        first = ~valid[t]
+        for name, value in (flat | extras | {"action": action}).items():
+            rows.setdefault(name, []).append(value)
+    reward = random.standard_normal((T + 1, B)).astype(np.float32)
+    stacked = {name: np.stack(values) for name, values in rows.items()}
+    return stacked | start | {"reward": np.where(valid, reward, 0.0), "terminated": terminated, "valid": valid}
+
+
+def bandit(learner: Any, policy: Any, spec: Spec, iterations: int, lag: int = 0) -> list[float]:
+    """Mean rewards of a task that sees a context: 1 for the action named by its largest entry, or as near to it as
+    possible. With `lag`, actions come from weights that are so many iterations old."""
+    random = np.random.default_rng(0)
+    returns = []
+    published = [learner.weights()]
+    for _ in range(iterations):
+        policy.load(published[max(0, len(published) - 1 - lag)])
+        observation = random.uniform(-1.0, 1.0, (9, 32, 3)).astype(np.float32)
+        start = {f"state/{name}": value for name, value in policy.initial_state(32).items()}
+        drawn = [policy.act(row, policy.initial_state(32), np.ones(32, np.bool_)) for row in observation]
+        action = np.stack([row[0] for row in drawn])
+        if isinstance(spec.action_space, spaces.Discrete):
+            reward = (action == observation.argmax(-1)).astype(np.float32)
+        else:
+            reward = -np.square(action - observation[..., :2]).sum(-1)
+        ends = np.ones((9, 32), np.bool_)
+        log_prob = np.stack([row[2]["log_prob"] for row in drawn])
+        columns = {"observation": observation, "action": action, "reward": reward, "log_prob": log_prob}
+        learner.update(columns | {"terminated": ends, "valid": ends} | start)
+        published.append(learner.weights())
+        returns.append(float(reward.mean()))
+    return returns
+
+
+def changed(batch: Batch, change: Callable[[Batch], None]) -> Batch:
+    """A copy with a change."""
+    copy = {name: column.copy() for name, column in batch.items()}
+    change(copy)
+    return copy
+
+
+def equal(a: Batch, b: Batch, tolerance: float = 0.0) -> bool:
+    return all(np.allclose(a[name], b[name], rtol=tolerance, atol=tolerance) for name in a)
