@@ -12,6 +12,27 @@ STARTING = "starting"  # not part of the work
 WAITS = 0.15  # a node that waits for less than this part of its time is not held up
 
 
+class Curve:
+    """The course of a number in a bounded number of points: when they are full, neighbours become their mean."""
+
+    def __init__(self, limit: int = 512) -> None:
+        self.points: list[float] = []
+        self._limit = limit
+        self._share = 1  # values per point
+        self._sum, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._sum += value
+        self._count += 1
+        if self._count < self._share:
+            return
+        self.points.append(self._sum / self._count)
+        self._sum, self._count = 0.0, 0
+        if len(self.points) == self._limit:
+            self.points = [(one + other) / 2 for one, other in zip(self.points[::2], self.points[1::2])]
+            self._share *= 2
+
+
 @dataclass
 class Progress:
     """The state of a run as the driver sees it; `take` brings it up to date."""
@@ -22,11 +43,13 @@ class Progress:
     counts: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)  # per second, recently
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: int = 0  # how many there were
+    evaluation: dict[str, Any] | None = None  # the last one
     times: dict[str, dict[str, float]] = field(default_factory=dict)  # node -> activity -> part of its time, recently
     confirmed: dict[str, Any] | None = None  # the evaluation that reached the target
     restarts: int = 0
-    returns: list[float] = field(default_factory=list)  # of the actors' episodes, one per change
+    evaluated: Curve = field(default_factory=Curve)
+    acted: Curve = field(default_factory=Curve)  # returns of the actors' episodes, one per report
     _history: collections.deque[tuple[float, dict[str, float]]] = field(default_factory=collections.deque)
     _totals: dict[str, dict[str, float]] = field(default_factory=dict)
     _last: dict[str, Any] = field(default_factory=dict)
@@ -42,11 +65,14 @@ class Progress:
                 self._last[node] = report
                 self._take_times(node, report["times"])
                 if "actor_return" in report["values"]:
-                    self.returns.append(report["values"]["actor_return"])
+                    self.acted.add(report["values"]["actor_return"])
         new: list[dict[str, Any]] = snapshot["evaluations"]
-        self.evaluations.extend(new)
-        if self.confirmed is None:
-            self.confirmed = next((record for record in new if record["reached"]), None)
+        for record in new:
+            self.evaluations += 1
+            self.evaluation = record
+            self.evaluated.add(record["eval_return"])
+            if self.confirmed is None and record["reached"]:
+                self.confirmed = record
         return new
 
     def count(self, name: str) -> int:

@@ -184,7 +184,7 @@ class Experiment:
         while reason is None:
             run.wait(TICK)
             finished = run.finished(LEARNER)  # asked first: a learner that has finished has reported everything
-            snapshot = take_snapshot(run, metrics, len(progress.evaluations))
+            snapshot = take_snapshot(run, metrics, progress.evaluations)
             restarts = sum(run.supervisor.restarts.values())
             for record in progress.take(snapshot, time.monotonic() - begin, restarts):
                 directory.write_row("evaluation", record)
@@ -224,7 +224,7 @@ class Experiment:
     def _result(self, stopped_by: StoppedBy, directory: RunDirectory, supervisor: Supervisor) -> Result:
         progress, options = self.progress, self.options
         confirmed = progress.confirmed
-        judged = confirmed or (progress.evaluations[-1] if progress.evaluations else None)
+        judged = confirmed or progress.evaluation
         seconds = progress.train_seconds
         return Result(
             algorithm=registry.short_name(self.name),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
-LINE_EVERY = 2.0  # seconds between two plain lines
+LINE_EVERY, LINE_AT_LEAST_EVERY = 2.0, 60.0  # seconds between two plain lines, at first and in a long run
 FRAME_EVERY = 0.25
 COLOURS = {
     "environment": "green",
@@ -62,7 +62,7 @@ class Quiet:
 
 
 class Lines:
-    """A line every two seconds."""
+    """A line every two seconds, in a long run every minute."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -74,7 +74,8 @@ class Lines:
 
     def update(self, progress: Progress) -> None:
         if time.monotonic() >= self._next and progress.counts:
-            self._next = time.monotonic() + LINE_EVERY
+            pause = min(max(LINE_EVERY, progress.elapsed / 30), LINE_AT_LEAST_EVERY)
+            self._next = time.monotonic() + pause
             self.note(line(progress))
 
     def note(self, text: str) -> None:
@@ -138,8 +139,8 @@ def line(progress: Progress) -> str:
     ]
     if "actor_return" in progress.values:
         parts.append(f"return {amount(progress.values['actor_return'])}")
-    if progress.evaluations:
-        parts.append(f"eval {amount(progress.evaluations[-1]['eval_return'])}")
+    if progress.evaluation is not None:
+        parts.append(f"eval {amount(progress.evaluation['eval_return'])}")
     if "staleness" in progress.values:
         parts.append(f"staleness {progress.values['staleness']:.1f}")
     if progress.restarts:
@@ -180,12 +181,12 @@ def panel(title: str, progress: Progress) -> RenderableType:
 
 
 def _facts(progress: Progress) -> list[tuple[str, str]]:
-    evaluations = [record["eval_return"] for record in progress.evaluations]
     judged = "no evaluation yet"
-    if evaluations:
-        judged = f"{sparkline(evaluations)}  {amount(evaluations[-1], progress.evaluations[-1]['spread'])}"
-        judged += "" if progress.target is None else f" (goal {progress.target:,g})"
-    acting = sparkline(progress.returns)
+    if progress.evaluation is not None:
+        last = amount(progress.evaluation["eval_return"], progress.evaluation["spread"])
+        goal = "" if progress.target is None else f" (goal {progress.target:,.12g})"
+        judged = f"{sparkline(progress.evaluated.points)}  {last}{goal}"
+    acting = sparkline(progress.acted.points)
     if "actor_return" in progress.values:
         acting += f"  {amount(progress.values['actor_return'])}"
     rates, values = progress.rates, progress.values

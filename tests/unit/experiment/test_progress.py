@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from shoal.experiment import view
-from shoal.experiment.progress import Progress, bottleneck, by_role
+from shoal.experiment.progress import Curve, Progress, bottleneck, by_role
 from shoal.experiment.throughput import Counter
 
 
@@ -32,12 +32,24 @@ def test_rates_are_those_between_reports_not_between_looks() -> None:
 
 def test_the_first_confirmed_evaluation_is_kept() -> None:
     progress = Progress()
-    records = [{"eval_return": float(number), "reached": number > 1} for number in range(4)]
+    records: list[dict[str, Any]] = [{"eval_return": float(number), "reached": number > 1} for number in range(4)]
     assert progress.take(snapshot(1, evaluations=records[:2]), 0.1, 0) == records[:2]
     assert progress.confirmed is None
     progress.take(snapshot(1, evaluations=records[2:]), 0.2, 0)
     assert progress.confirmed == records[2]
-    assert progress.evaluations == records
+    assert progress.evaluations == 4
+    assert progress.evaluation == records[3]
+    assert progress.evaluated.points == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_curve_keeps_its_course_in_a_bounded_number_of_points() -> None:
+    curve = Curve(limit=8)
+    for number in range(1000):
+        curve.add(float(number))
+    assert len(curve.points) <= 8
+    assert curve.points == sorted(curve.points)
+    assert curve.points[0] < 200
+    assert curve.points[-1] > 600
 
 
 def test_starting_up_is_not_counted_as_work() -> None:
