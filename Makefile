@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check install --quiet
 RUN := OMP_NUM_THREADS=1
+CODE := src tests $(wildcard bench examples)
 
 .PHONY: demo test test-slow check bench bench-replay clean
 
@@ -16,8 +17,8 @@ test-slow: .venv/dev  ## long learning, chaos and endurance tests
 	$(RUN) $(BIN)/python -m pytest -m slow
 
 check: .venv/dev  ## format, lint, types, import directions
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(RUN) $(BIN)/python -m pytest tests/unit/test_imports.py
 
