@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import tree
-from shoal.replay import Pattern, Replay, ShardedReplay, Writer
+from shoal.program import Done, Future, futures
+from shoal.replay import Block, Inserted, Pattern, Replay, ShardedReplay, Writer
 from shoal.services.weights import NONE, Weights
 
 Array = npt.NDArray[Any]
@@ -44,6 +45,21 @@ class Prioritizing(Protocol):
         """One for each of the items whose columns, as a sample has them, are given: [items]. Any thread may call it."""
 
 
+class Ahead:
+    """A replay service as an actor sees it that goes on while its last block is being stored: the answer to an insert
+    is the one before it."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self._last: Future = Done(Inserted({}, {}))
+        self.forget_writer = replay.forget_writer
+
+    def insert(self, block: Block, timeout: float | None = None) -> Inserted:
+        before: Inserted = self._last.result()
+        self._last = futures(self._replay).insert(block, timeout)
+        return before
+
+
 class Sender:
     """Hands blocks of rows to a writer of its own, with the priorities of the items that they complete.
 
@@ -58,7 +74,7 @@ class Sender:
         name: str,
         home: int = 0,
     ) -> None:
-        receiver = ShardedReplay(replay, home=home) if isinstance(replay, list) else replay
+        receiver = ShardedReplay(replay, home=home) if isinstance(replay, list) else Ahead(replay)
         prioritizing = policy if isinstance(policy, Prioritizing) else None
         self._priorities = prioritizing.priorities if prioritizing else None
         self._writer = Writer(
