@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -84,7 +85,7 @@ def test_restarts_back_off_and_the_traceback_is_shown_once() -> None:
     ):
         run.wait(30.0)
     assert [loss.traceback is not None for loss in losses] == [True, False, False]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
     assert gaps[0] >= 0.1
     assert gaps[1] >= 0.2
 

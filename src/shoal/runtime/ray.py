@@ -33,7 +33,7 @@ from shoal.runtime.remote import RemoteNode, make_lanes
 from shoal.runtime.supervise import Supervisor
 
 GRACE = 3.0  # seconds a node may take to end by itself
-PLACING = 60.0  # seconds the cluster may take to start the nodes
+PLACING = 120.0  # seconds the cluster may take to start the nodes
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
 ray: Any = typed_ray  # its own types are incomplete
 OBJECT_STORE = 1 << 27  # bytes; nothing of ours goes through it
