@@ -23,7 +23,7 @@ def check_block(block: Block, streams: Streams | None, tables: Mapping[str, Runn
                 f"writer {block.writer!r} sent {environments} environments after {streams.environments}; "
                 "open a new writer when their number changes"
             )
-        check_columns(block.columns, streams.store, f"writer {block.writer!r} sent before")
+        check_columns(block.columns, streams.store, "writer", block.writer)
     for name, items in block.items.items():
         table = tables.get(name)
         if table is None:
@@ -37,8 +37,8 @@ def check_block(block: Block, streams: Streams | None, tables: Mapping[str, Runn
             environments=environments,
             window=block.window,
         )
-        if table.store is not None:
-            check_columns(block.columns, table.store, f"table {name!r} holds")
+        if table.store is not None and (streams is None or table.store is not streams.store):
+            check_columns(block.columns, table.store, "table", name)
         if table.description.signature is not None:
             check_signature(block, name, table.description.signature)
         if table.limiter.refuses and "version" not in block.columns:
@@ -63,9 +63,10 @@ def check_rows(columns: Mapping[str, Array]) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def check_columns(columns: Mapping[str, Array], store: Store, what: str) -> None:
-    """The same names, shapes and dtypes as the store's."""
+def check_columns(columns: Mapping[str, Array], store: Store, holder: str, named: str) -> None:
+    """The same names, shapes and dtypes as the store's, which a table or a writer has rows in."""
     expected = store.columns
+    what = f"{holder} {named!r} has"
     if columns.keys() != expected.keys():
         for name in columns:
             if name not in expected:
@@ -112,12 +113,10 @@ def check_items(
             f"an item of {spans.length.max()} rows for {name!r} is longer than its writer's window, {window}"
         )
     if (
-        spans.environment.min() < 0
-        or spans.environment.max() >= environments
-        or spans.length.min() < 1
-        or spans.history.min() < 0
-        or (spans.history >= spans.length).any()
+        not 0 <= spans.environment.min() <= spans.environment.max() < environments
         or (spans.start + spans.length).max() > rows
+        or spans.length.min() < 1
+        or (spans.history.any() and not (spans.history.min() >= 0 and (spans.history < spans.length).all()))
     ):
         raise ValueError(f"an item for table {name!r} lies outside of the rows that its writer has sent")
 

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,9 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
     return tuple((name, columns[name].shape[2:], columns[name].dtype.str) for name in sorted(columns))
 
 
+_UNITS = {2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
+
+
 class Store:
     """Chunks of all writers whose rows have the same columns."""
 
@@ -41,6 +45,9 @@ class Store:
         self.limit = max(2, memory.limit() // (max(self.row_bytes, 16) * self.length))  # in chunks
         self.columns: dict[str, Array] = {}  # [rows, ...]
         self.chunks: dict[str, Array] = {}  # [chunks, length, ...], the same memory
+        self.units: dict[
+            str, np.dtype[Any]
+        ] = {}  # a plain dtype as large as a row, which is copied several times faster
         self.files: dict[str, int] = {}
         for name, shape, kind in schema:
             dtype = np.dtype(kind)
@@ -50,6 +57,9 @@ class Store:
                 self.files[name] = descriptor
             self.columns[name] = np.ndarray((self.limit * self.length, *shape), dtype, mapping)
             self.chunks[name] = self.columns[name].reshape(self.limit, self.length, *shape)
+            unit = _UNITS.get(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+            if len(shape) == 1 and unit is not None:
+                self.units[name] = np.dtype(unit)
         self.references = np.zeros(self.limit, np.int32)
         self.following = np.zeros(self.limit, np.int64)
         self.generations = np.zeros(self.limit, np.int32)  # how often the chunk was handed out
@@ -187,9 +197,15 @@ class Streams:
 
     def addresses(self, environment: Array, row: Array) -> Array:
         """Where these rows of these environments are stored."""
-        place = row - self._base
-        chunk = self._held[place >> self.store.shift, environment]
-        addresses: Array = (chunk << self.store.shift) + (place & self.store.mask)
+        shift, first, last = self.store.shift, int(row.min()) - self._base, int(row.max()) - self._base
+        begins = (self._held << shift) - np.arange(
+            self._base, self._base + (len(self._held) << shift), self.store.length
+        )[:, None]
+        if first >> shift == last >> shift:  # all in one chunk, as most blocks are
+            addresses: Array = begins[first >> shift].take(environment)
+        else:
+            addresses = begins.ravel().take(((row - self._base) >> shift) * self.environments + environment)
+        addresses += row
         return addresses
 
     def forget(self, window: int) -> None:
@@ -219,4 +235,8 @@ def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> No
     for piece in pieces:
         target = as_slice(piece.chunks)
         for name, values in columns.items():
-            store.chunks[name][target, piece.places] = values[piece.rows].swapaxes(0, 1)
+            stored, rows = store.chunks[name], values[piece.rows]
+            unit = store.units.get(name)
+            if unit is not None and rows.flags.c_contiguous:
+                stored, rows = stored.view(unit)[..., 0], rows.view(unit)[..., 0]
+            stored[target, piece.places] = rows.swapaxes(0, 1)

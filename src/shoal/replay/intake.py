@@ -31,6 +31,9 @@ class Arriving:
     def move(self, count: int, table: RunningTable) -> None:
         """Insert the next `count` into the table."""
         end = self.done + count
+        if count == len(self.start) and count == table.room(count):
+            table.insert(self.start, self.length, self.history, self.priorities, self.states)
+            self.done = end
         while self.done < end:
             part = slice(self.done, self.done + table.room(end - self.done))
             states = {name: values[part] for name, values in self.states.items()}

@@ -18,7 +18,7 @@ Columns = Mapping[str, Array]
 Layout = Literal["time", "batch"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Spans:
     """Where items lie: each is `length` rows of one environment's stream, counted from row `start` of its writer.
 
@@ -37,7 +37,7 @@ class Spans:
         return Spans(self.environment[which], self.start[which], self.length[which], self.history[which])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Items:
     """New items of one table, as a writer describes them."""
 
@@ -47,7 +47,7 @@ class Items:
     states: dict[str, Array] = field(default_factory=dict)  # "state/…" columns at each item's first row, [items, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """One call of a writer: rows of all its environments and the items that they complete."""
 
@@ -60,7 +60,7 @@ class Block:
     items: dict[str, Items]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Inserted:
     """What became of a block's items, per table."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ class Appended:
 
     first_row: int  # number of its first row in the writer's streams
     valid: Array  # bool [T, B]
+    ends: bool  # whether an episode ends in it: a row is not valid
     position: Array  # int [T, B]: the row's place in its episode, 0 for the first observation
     position_of: Callable[[Array, Array], Array]  # the same for (environments, row numbers) up to `rows` back
 
@@ -51,11 +53,13 @@ class _Rollout:
     def spans(self, block: Appended) -> Spans:
         count, environments = block.valid.shape
         # an item ends at every row whose number is a multiple of the length, except the very first
-        ends = np.arange(-(-max(block.first_row, 1) // self.length) * self.length, block.first_row + count, self.length)
-        starts = np.repeat(ends - self.length, environments)
-        environment = np.tile(np.arange(environments), len(ends))
-        most = _history(self.view.stack)
-        history = np.minimum(block.position_of(environment, starts), most) if most else np.zeros_like(starts)
+        first = -(-max(block.first_row, 1) // self.length) * self.length
+        ends = max(0, -(-(block.first_row + count - first) // self.length))
+        index, environment, ones, history = _all_rows(ends, environments)
+        starts = index * self.length + (first - self.length)
+        if not self.view.stack:
+            return Spans(environment, starts, ones * (self.length + 1), history)
+        history = np.minimum(block.position_of(environment, starts), _history(self.view.stack))
         return Spans(environment, starts - history, self.length + 1 + history, history)
 
 
@@ -80,9 +84,12 @@ class _NStep:
 
     def spans(self, block: Appended) -> Spans:
         # a row completes the item that begins n rows before it in the same episode
+        if not block.ends and not self.view.stack and block.position[0].min() >= self.n:  # as nearly all blocks are
+            step, environment, ones, zeros = _all_rows(*block.valid.shape)
+            return Spans(environment, step + (block.first_row - self.n), ones * (self.n + 1), zeros)
         step, environment = np.nonzero(block.position >= self.n)
         taken = np.full(len(step), self.n)
-        if not block.valid.all():  # an episode's last row completes the shorter items too
+        if block.ends:  # an episode's last row completes the shorter items too
             end, whose = np.nonzero(~block.valid)
             most = np.minimum(block.position[end, whose], self.n - 1)
             step = np.concatenate([step, np.repeat(end, most)])
@@ -129,7 +136,7 @@ class _Sequence:
         begin = block.position - last  # where in the episode the item begins that this row completes
         step, environment = np.nonzero((begin >= 0) & (begin % self.period == 0))
         taken = np.full(len(step), last)
-        if self.end != "drop" and not block.valid.all():
+        if self.end != "drop" and block.ends:
             end, whose = np.nonzero(~block.valid)
             final = block.position[end, whose]
             begin_full = final - last
@@ -173,7 +180,7 @@ def sequence(
 
 def _ending_at(block: Appended, step: Array, environment: Array, taken: Array, stack: Stacks) -> Spans:
     """Items of `taken` transitions that end with rows `step` of a block, in order of time."""
-    if not block.valid.all():  # shorter items were added behind the others
+    if block.ends:  # shorter items were added behind the others
         order = np.argsort(step, kind="stable")
         step, environment, taken = step[order], environment[order], taken[order]
     start = step - taken
@@ -183,6 +190,17 @@ def _ending_at(block: Appended, step: Array, environment: Array, taken: Array, s
     before = block.position[step, environment] - taken
     history = np.minimum(before, _history(stack))
     return Spans(environment, start - history, taken + 1 + history, history)
+
+
+@lru_cache(maxsize=64)
+def _all_rows(count: int, environments: int) -> tuple[Array, Array, Array, Array]:
+    """Step and environment of every row of a block in order of time, and as many ones and zeros."""
+    step = np.repeat(np.arange(count), environments)
+    environment = np.tile(np.arange(environments), count)
+    arrays = step, environment, np.ones_like(step), np.zeros_like(step)
+    for array in arrays:
+        array.flags.writeable = False  # shared by all callers
+    return arrays
 
 
 def _stacks(stack: Mapping[str, int] | None) -> Stacks:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import as_slice
 from .messages import Array
 from .sumtree import SumTree
 
@@ -159,17 +160,29 @@ class _Weighted(Drawn):
         self._keys = keys
         self._priorities = priorities
         self._tree = SumTree(len(keys))
+        self._removed: Array | None = None  # still to be set to zero: mostly the next insert fills the same slots
 
     def insert(self, slots: Array) -> None:
-        self._tree.set(slots, self._priorities[slots] ** self._exponent)
+        if self._removed is not None:
+            removed, self._removed = self._removed, None
+            if not np.array_equal(removed, slots):
+                self._tree.set(removed, 0.0)
+        self._tree.set(slots, self._priorities[as_slice(slots)] ** self._exponent)
 
     def update(self, slots: Array) -> None:
         self.insert(slots)
 
     def remove(self, slots: Array) -> None:
-        self._tree.set(slots, 0.0)
+        self._settle()
+        self._removed = slots
+
+    def _settle(self) -> None:
+        if self._removed is not None:
+            self._tree.set(self._removed, 0.0)
+            self._removed = None
 
     def draw(self, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
+        self._settle()
         total = self._tree.total
         if total > 0.0:
             slots, weights = self._tree.draw(count, generator)
@@ -179,6 +192,7 @@ class _Weighted(Drawn):
         return generator.choice(there, count), np.full(count, 1.0 / len(there))
 
     def mass(self) -> float:
+        self._settle()
         return self._tree.total
 
 
@@ -192,8 +206,11 @@ class _InOrder(Ranked):
         self._place = np.zeros(slots, np.int32)  # where in the list, 0 when not there
         self._head = 1
         self._tail = 1
+        self._gaps = 0  # marked entries between head and tail
+        self._offered: Array | None = None  # what `first` gave last
 
     def insert(self, slots: Array) -> None:
+        self._offered = None
         if self._tail + len(slots) > len(self._list):
             self._close_gaps()
         end = self._tail + len(slots)
@@ -202,7 +219,16 @@ class _InOrder(Ranked):
         self._tail = end
 
     def remove(self, slots: Array) -> None:
-        self._place[slots] = 0
+        if slots is self._offered and not self._gaps:
+            self._take_offered(len(slots))
+        else:
+            self._place[slots] = 0
+            self._gaps += len(slots)
+        self._offered = None
+
+    def _take_offered(self, count: int) -> None:
+        """Remove what `first` gave from the end that it was at."""
+        raise NotImplementedError
 
     def update(self, slots: Array) -> None:
         pass
@@ -213,10 +239,17 @@ class _InOrder(Ranked):
         self._head, self._tail = 1, 1 + len(slots)
         self._list[1 : self._tail] = slots
         self._place[slots] = np.arange(1, self._tail)
+        self._gaps = 0
 
 
 class _Oldest(_InOrder):
+    def _take_offered(self, count: int) -> None:
+        self._head += count
+
     def first(self, count: int) -> Array:
+        if not self._gaps:
+            self._offered = self._list[self._head : min(self._tail, self._head + count)].astype(np.int64)
+            return self._offered
         reach = count
         while True:
             end = min(self._tail, self._head + reach)
@@ -226,14 +259,22 @@ class _Oldest(_InOrder):
                 return slots.astype(np.int64)
             found = np.flatnonzero(present)
             if len(found) >= count or end == self._tail:
-                slots = slots[found[:count]].astype(np.int64)
-                self._head += int(found[0]) if len(found) else end - self._head
-                return slots
+                passed = int(found[0]) if len(found) else end - self._head
+                self._head += passed
+                self._gaps -= passed
+                return slots[found[:count]].astype(np.int64)
             reach *= 2
 
 
 class _Newest(_InOrder):
+    def _take_offered(self, count: int) -> None:
+        self._tail -= count
+
     def first(self, count: int) -> Array:
+        if not self._gaps:
+            begin = max(self._head, self._tail - count)
+            self._offered = self._list[begin : self._tail][::-1].astype(np.int64)
+            return self._offered
         reach = count
         while True:
             begin = max(self._head, self._tail - reach)
@@ -241,9 +282,10 @@ class _Newest(_InOrder):
             present = self._place[slots] == np.arange(begin, self._tail)
             found = np.flatnonzero(present)
             if len(found) >= count or begin == self._head:
-                slots = slots[found[: -count - 1 : -1]].astype(np.int64)
-                self._tail = begin + int(found[-1]) + 1 if len(found) else begin
-                return slots
+                end = begin + int(found[-1]) + 1 if len(found) else begin
+                self._gaps -= self._tail - end
+                self._tail = end
+                return slots[found[: -count - 1 : -1]].astype(np.int64)
             reach *= 2
 
 

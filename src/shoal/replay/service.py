@@ -60,6 +60,7 @@ class Replay:
         self._saving = sync.Condition()  # one save or load at a time
         self._saved: dict[Path, checkpoint.Saved] = {}
         self._changed = sync.Condition()
+        self._waiting = 0  # calls that wait at this moment
         self._closed = False
 
     # Inserting
@@ -84,7 +85,12 @@ class Replay:
         try:
             if new:
                 write(streams.store, pieces, block.columns)
+        except BaseException:
             with self._changed:
+                self._end_call(writer)
+            raise
+        with self._changed:
+            try:
                 if writer.gone and new:
                     return Inserted({}, {name: len(items.spans) for name, items in block.items.items()})
                 if new:
@@ -92,13 +98,15 @@ class Replay:
                 self._admit(writer, timeout)
                 if writer.streams is not None:
                     writer.streams.forget(block.window)
-                return Inserted(dict(writer.accepted), dict(writer.refused))
-        finally:
-            with self._changed:
-                writer.busy = False
-                if writer.gone:
-                    self._intake.let_go(writer)
-                self._changed.notify_all()
+                return Inserted(writer.accepted, writer.refused)
+            finally:
+                self._end_call(writer)
+
+    def _end_call(self, writer: KnownWriter) -> None:
+        writer.busy = False
+        if writer.gone:
+            self._intake.let_go(writer)
+        self._notify()
 
     def _admit(self, writer: KnownWriter, timeout: float | None) -> None:
         """Let in what limiters allow, and wait until that is everything."""
@@ -107,7 +115,7 @@ class Replay:
             return
         deadline = None if timeout is None else sync.monotonic() + timeout
         while writer.arriving:
-            self._changed.notify_all()
+            self._notify()
             waits = [self._tables[name].statistics.insert_waits for name in writer.arriving]
             left = None if deadline is None else max(0.0, deadline - sync.monotonic())
             self._wait(
@@ -122,6 +130,7 @@ class Replay:
         """Let go of the rows kept for items that a writer might still complete; call it when a writer is gone."""
         with self._changed:
             self._intake.forget(name)
+            self._notify()
 
     # Sampling
 
@@ -160,7 +169,7 @@ class Replay:
             items = chosen.items
             rows = StoredRows(store, names, items)
             ticket = store.begin_reading()
-            self._changed.notify_all()
+            self._notify()
         try:
             arrays, windows = view.gather(rows, layout)
         finally:
@@ -213,10 +222,8 @@ class Replay:
         with self._changed:
             self._check_open()
             if wait > 0.0:
-                self._changed.wait_for(
-                    lambda: self._closed or self._tables[table].sampleable(1) > 0,
-                    wait,
-                    why=f"a reader waits for items of table {table!r}",
+                self._wait_until(
+                    lambda: self._tables[table].sampleable(1) > 0, wait, f"a reader waits for items of table {table!r}"
                 )
                 self._check_open()
             running = self._tables[table]
@@ -229,7 +236,7 @@ class Replay:
             self._check_open()
             slots = running.find(np.unique(np.asarray(keys, np.int64)))
             count = len(running.delete(slots[slots >= 0]))
-            self._changed.notify_all()
+            self._notify()
             return count
 
     def trim(self, table: str) -> int:
@@ -237,7 +244,9 @@ class Replay:
         running = self._table(table)
         with self._changed:
             self._check_open()
-            return len(running.shrink(running.description.capacity))
+            count = len(running.shrink(running.description.capacity))
+            self._notify()
+            return count
 
     def info(self) -> dict[str, dict[str, Any]]:
         """Plain numbers per table."""
@@ -297,6 +306,18 @@ class Replay:
         if self._closed:
             raise ReplayClosed("the replay service is closed")
 
+    def _notify(self) -> None:
+        """Something has changed that somebody may wait for."""
+        if self._waiting or sync.scheduler() is not None:
+            self._changed.notify_all()
+
+    def _wait_until(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool:
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(lambda: self._closed or predicate(), timeout, why)
+        finally:
+            self._waiting -= 1
+
     def _wait(
         self,
         predicate: Callable[[], bool],
@@ -311,7 +332,7 @@ class Replay:
             each.count += 1
             each.now += 1
         try:
-            done = self._changed.wait_for(lambda: self._closed or predicate(), timeout, why=who())
+            done = self._wait_until(predicate, timeout, who())
         finally:
             for each in waits:
                 each.now -= 1

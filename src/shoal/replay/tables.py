@@ -51,6 +51,7 @@ class RunningTable:
         self.generator = generator
         slots = table.slots
         self.items = np.zeros(slots, ITEM)
+        self._words = self.items.view(np.int64).reshape(slots, -1)  # the same: numpy copies fields one by one
         self.start, self.length, self.key = self.items["start"], self.items["length"], self.items["key"]
         self.times_sampled, self.priority = self.items["times_sampled"], self.items["priority"]
         self.states: dict[str, Array] = {}
@@ -189,10 +190,12 @@ class RunningTable:
         slots = self._take_slots(count)
         number = self.counts.inserts + 1  # a key is never 0
         keys = (np.arange(number, number + count) << self._bits) | slots
-        items = np.zeros(count, ITEM)
+        place = as_slice(slots)
+        items = self.items[place] if isinstance(place, slice) else np.empty(count, ITEM)
         items["start"], items["length"], items["history"] = start, length, history
-        items["key"], items["priority"] = keys, priority
-        self.items[as_slice(slots)] = items
+        items["key"], items["priority"], items["times_sampled"] = keys, priority, 0
+        if not isinstance(place, slice):
+            self._words[place] = items.view(np.int64).reshape(count, -1)
         for name, values in states.items():
             self.states[name][slots] = values
         for selector in self._selectors:
@@ -302,9 +305,9 @@ class RunningTable:
             extension.sampled(self.description.name, chosen.items["key"])
         if limit:
             self.uses_left -= len(slots)
-            worn = slots[chosen.items["times_sampled"] >= limit]
+            worn = slots if limit == 1 else np.unique(slots[chosen.items["times_sampled"] >= limit])
             if len(worn):
-                self.delete(worn if limit == 1 else np.unique(worn))
+                self.delete(worn)
         return chosen
 
     def mass(self) -> float:

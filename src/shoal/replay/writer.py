@@ -72,8 +72,7 @@ class Writer:
         sample gives them ([time, items, ...]) that returns one priority per item, or one of both per table. After a
         ReplayTimeout the rows are kept; `flush` or the next `append` goes on with them.
         """
-        count, environments = check_rows(columns)
-        self._check_same(columns)
+        count, environments = self._check(columns)
         items = self._items_of(columns, count, environments, priorities)
         stored = {
             name: values
@@ -131,10 +130,11 @@ class Writer:
                 f"these rows are of {environments} environments and the ones before of {len(self._next_position)}; "
                 "open a new writer when their number changes"
             )
-        position, following = _positions(valid, self._next_position)
+        ends = not valid.all()
+        position, following = _positions(valid, ends, self._next_position)
         kept = {name: values for name, values in columns.items() if self._keeps(name)}
         self._recent.append({**kept, _POSITION: position}, count)
-        block = Appended(self._next_row, valid, position, self._position_of)
+        block = Appended(self._next_row, valid, ends, position, self._position_of)
         states = [name for name in columns if name.startswith("state/")]
         items = {}
         try:
@@ -154,10 +154,11 @@ class Writer:
         self._next_row += count
         return items
 
-    def _check_same(self, columns: Columns) -> None:
-        """The columns are those of the first append, and the ones that this writer was told of are among them."""
+    def _check(self, columns: Columns) -> tuple[int, int]:
+        """Rows and environments of columns that are those of the first append, or a ValueError."""
         kinds = {name: (values.shape[2:], values.dtype) for name, values in columns.items()}
         if self._kinds is None:
+            check_rows(columns)
             for name in (*self._priority_columns, *self._transient):
                 if name not in kinds:
                     raise ValueError(
@@ -170,6 +171,7 @@ class Writer:
                 f"column {name!r} is {_kind(kinds.get(name))} in these rows and {_kind(self._kinds.get(name))} before; "
                 "a writer's columns stay the same"
             )
+        return check_rows(columns)
 
     def _keeps(self, name: str) -> bool:
         if name.startswith("state/"):
@@ -181,8 +183,10 @@ class Writer:
 
     def _priorities_of(self, table: str, pattern: Pattern, spans: Spans, given: Priorities) -> Array:
         rule = given.get(table) if isinstance(given, Mapping) else given
+        if rule is None:
+            return np.ones(len(spans))
         if not callable(rule):
-            priorities = np.full(len(spans), 1.0 if rule is None else rule, np.float64)
+            priorities = np.full(len(spans), rule, np.float64)
         elif not len(spans):
             priorities = np.empty(0)
         else:
@@ -207,11 +211,11 @@ def _kind(kind: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
     return "missing" if kind is None else f"{kind[1]} of shape {kind[0]}"
 
 
-def _positions(valid: Array, next_position: Array) -> tuple[Array, Array]:
+def _positions(valid: Array, ends: bool, next_position: Array) -> tuple[Array, Array]:
     """Each row's place in its episode [T, B], and that of the row to come [B]."""
     count = len(valid)
     steps = np.arange(count)[:, None]
-    if valid.all():
+    if not ends:
         return next_position + steps, next_position + count
     last_end = np.empty((count + 1, valid.shape[1]), np.int64)  # newest row before this one that ended an episode
     last_end[0] = -1 - next_position
