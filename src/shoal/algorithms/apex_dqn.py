@@ -53,6 +53,7 @@ class Config:
     ladder_base: float = 0.4  # environment i of N explores with ε = base^(1 + exponent · i/(N−1))
     ladder_exponent: float = 7.0
     reward_scale: float = 1.0
+    reward_clip: float = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
 
     # replay
     shards: int = 1  # replay services
@@ -90,6 +91,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "atari": {
         "envs_per_actor": 16,
         "rows": 25,
+        "reward_clip": 1.0,
         "capacity": 2_000_000,
         "learning_starts": 50_000,
         "target_every": 2_500,
@@ -229,7 +231,8 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         beta=cfg.importance_exponent,
         trim_every=100,
     )
-    patterns = {"transitions": n_step(cfg.n, cfg.gamma, following=("observation", "value"))}
-    add_actors(p, cfg, env, partial(make_policy, cfg, env), patterns, cfg.rows, replay, weights, metrics)
+    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    policy = partial(make_policy, cfg, env)
+    add_actors(p, cfg, env, policy, {"transitions": pattern}, cfg.rows, replay, weights, metrics)
     add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)
     return p

@@ -25,14 +25,17 @@ def loss_of(module: nn.Module, step: int) -> Tensor:
 def reference(module: nn.Module, kind: str, epsilon: float) -> torch.optim.Optimizer:
     if kind == "adam":
         return torch.optim.Adam(module.parameters(), lr=0.01, eps=epsilon)
-    return torch.optim.RMSprop(module.parameters(), lr=0.01, eps=epsilon, alpha=0.99)
+    return torch.optim.RMSprop(
+        module.parameters(), lr=0.01, eps=epsilon, alpha=0.99, centered=kind == "centred rmsprop"
+    )
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("kind", ["adam", "rmsprop", "centred rmsprop"])
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 def test_steps_are_those_of_torch(kind: str, clip_norm: float | None) -> None:
     ours, theirs = network(), network()
-    optimizer = optim.Local(ours.parameters(), rate=0.01, kind=kind, epsilon=1e-3, clip_norm=clip_norm)
+    own = {"kind": kind.split()[-1], "centred": kind.startswith("centred")}
+    optimizer = optim.Local(ours.parameters(), rate=0.01, epsilon=1e-3, clip_norm=clip_norm, **own)  # type: ignore[arg-type]
     expected = reference(theirs, kind, 1e-3)
     for step in range(10):
         report = optimizer.step(loss_of(ours, step))

@@ -1,0 +1,72 @@
+"""The acting side of Q-learning: the numpy forward, the ladder of epsilons, greedy choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from shoal.nets.numpy_q import NumpyQ, supported
+from shoal.nets.q import QNetwork, make_q_network
+from shoal.nets.q_acting import QPolicy
+
+VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
+BYTES = spaces.Box(0, 255, (2, 3), np.uint8)
+ACTIONS = spaces.Discrete(3)
+
+
+@pytest.mark.parametrize("space", [VECTOR, BYTES], ids=["floats", "bytes"])
+@pytest.mark.parametrize("quantiles", [0, 5])
+@pytest.mark.parametrize("options", [{}, {"stream": 6}, {"activation": "tanh"}, {"hidden": ()}], ids=str)
+def test_the_numpy_forward_is_the_networks(space: spaces.Box, quantiles: int, options: dict[str, Any]) -> None:
+    network = make_q_network(space, ACTIONS, seed=1, quantiles=quantiles, **{"hidden": (16, 8), **options})
+    other = make_q_network(space, ACTIONS, seed=2, quantiles=quantiles, **{"hidden": (16, 8), **options})
+    assert isinstance(network, QNetwork)
+    fast = NumpyQ(network)
+    space.seed(0)
+    observation = np.stack([space.sample() for _ in range(7)])
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        fast.load({name: tensor.numpy() for name, tensor in other.state_dict().items()})
+        expected = other(torch.from_numpy(observation)).numpy()
+    np.testing.assert_allclose(fast(observation), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_networks_over_other_spaces_act_through_torch() -> None:
+    nested = spaces.Dict(place=spaces.Discrete(3), speed=VECTOR)
+    network = make_q_network(nested, ACTIONS, seed=1, hidden=(8,))
+    assert not supported(network)
+    observation = {"place": np.array([0, 2]), "speed": np.zeros((2, 4), np.float32)}
+    action, _, values = QPolicy(network, 1, np.array([0.0, 0.0])).act(observation, {}, np.ones(2, np.bool_))
+    with torch.no_grad():
+        q = network({name: torch.from_numpy(part) for name, part in observation.items()}).numpy()
+    np.testing.assert_array_equal(action, q.argmax(-1))
+    np.testing.assert_allclose(values["q"], q.max(-1), rtol=1e-6)
+
+
+def test_each_environment_explores_by_its_place_in_the_ladder() -> None:
+    ladder = np.array([1.0, 0.0, 0.0, 1.0])
+    policy = QPolicy(make_q_network(VECTOR, ACTIONS, seed=1, hidden=(8,)), 1, ladder)
+    policy.place(np.array([3, 1]))
+    observation = np.ones((2, 4), np.float32)
+    actions = np.stack([policy.act(observation, {}, np.zeros(2, np.bool_))[0] for _ in range(300)])
+    assert np.bincount(actions[:, 0], minlength=3).min() > 60
+    assert len(set(actions[:, 1])) == 1
+
+
+@pytest.mark.parametrize("quantiles", [0, 4])
+def test_what_is_kept_are_the_values_of_the_action_taken_and_of_the_best(quantiles: int) -> None:
+    network = make_q_network(VECTOR, ACTIONS, seed=1, hidden=(8,), quantiles=quantiles)
+    policy = QPolicy(network, 1, np.full(50, 0.5), quantiles=quantiles)
+    observation = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    action, _, values = policy.act(observation, {}, np.zeros(50, np.bool_))
+    with torch.no_grad():
+        q = network(torch.from_numpy(observation)).numpy()
+    best = (q.mean(-1) if quantiles else q).argmax(-1)
+    assert (action != best).any()
+    np.testing.assert_allclose(values["q"], q[np.arange(50), action], atol=1e-6)
+    np.testing.assert_allclose(values["value"], q[np.arange(50), best], atol=1e-6)
