@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import sys
@@ -13,12 +14,22 @@ import numpy as np
 
 from shoal.program import Context, set_current
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def single_threaded_environment() -> dict[str, str]:
     """This process's environment with one computing thread per process, unless the user set a number."""
     return {**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ}
+
+
+def keep_memory() -> None:
+    """Let glibc keep what was freed. It would give the pages of every large tensor back and fault them in again with
+    the next update: 36,000 faults a second in a learner, a tenth of its time."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(_TRIM_THRESHOLD, 1 << 30)
+        libc.mallopt(_MMAP_THRESHOLD, 1 << 25)  # the most that glibc takes
 
 
 def prepare(context: Context, threads: int = 1) -> None:

@@ -63,6 +63,7 @@ class RemoteNode:
     def _live(self, pickled: bytes) -> None:
         try:
             node: Node = pickle.loads(pickled)
+            host.keep_memory()
             host.prepare(self._context)  # after unpickling has imported torch, or not
             self._target = node.build(lambda name: Client(name, *self._lanes[name]))
             self._built.set()
