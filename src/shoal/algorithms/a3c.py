@@ -83,7 +83,14 @@ class Config:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1},
-    "control": {"reward_scale": 0.1, "shared_torso": False, "entropy_cost": 0.0001},
+    "control": {
+        "envs_per_actor": 16,
+        "reward_scale": 0.1,
+        "lambda_": 0.95,
+        "entropy_cost": 0.001,
+        "learning_rate": 2e-3,
+        "shared_torso": False,
+    },
     # The paper's figures; its losses are sums over the steps of a rollout.
     "atari": {
         "envs_per_actor": 16,
