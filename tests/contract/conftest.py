@@ -47,6 +47,12 @@ def start(runtime: str) -> Iterator[Start]:
     yield from _starter(runtime)
 
 
+@pytest.fixture(params=["inline", "local"])
+def two_runtimes(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """As `start`, on the two runtimes that start in no time."""
+    yield from _starter(request.param)
+
+
 @pytest.fixture
 def start_processes(process_runtime: str) -> Iterator[Start]:
     yield from _starter(process_runtime)

@@ -24,7 +24,7 @@ def start_on(name: str, program: Program, seed: int = 0, supervisor: Supervisor 
     return LocalRun(program, seed=seed, supervisor=supervisor, fork=name == "local")
 
 
-def wait_until(run: Run, condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def wait_until(run: Run, condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Supervise the run until the condition holds."""
     step = 0.02
     for _ in range(int(seconds / step)):

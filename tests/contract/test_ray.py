@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,8 @@ from shoal.runtime import launch
 
 pytestmark = pytest.mark.ray
 ray: Any = pytest.importorskip("ray")
+
+from shoal.runtime.ray import join  # noqa: E402 - only where Ray is installed
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +40,44 @@ def test_a_cluster_that_was_there_before_is_used_and_left_running(cluster: str) 
         assert run.client(service).echo(1) == 1
     assert ray.is_initialized()
     assert ray.cluster_resources()["CPU"] == 2.0
+
+
+JOIN = """
+import sys
+from probe_nodes import Service
+from shoal.program import Program
+from shoal.runtime import launch
+
+program = Program()
+service = program.add("service", Service)
+with launch(program, "ray", ray_address=sys.argv[1]) as run:
+    print(run.client(service).echo("joined"), run.client(service).torch_threads())
+"""
+
+
+def test_a_run_joins_the_cluster_at_an_address_and_leaves_it_running(cluster: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", JOIN, cluster]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.stdout.split() == ["joined", "1"], done.stderr
+    program, service = one_node()
+    with launch(program, "ray") as run:
+        assert run.client(service).echo(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:1", r"^--ray-address 127.0.0.1:1: no Ray cluster answers there \(.*refused\); start one with"),
+        ("no.such.machine.invalid:6379", r"^--ray-address no.such.machine.invalid:6379: no Ray cluster answers there"),
+        ("ray://127.0.0.1:10001", r"^--ray-address ray://127.0.0.1:10001: start shoal on a machine of the cluster"),
+    ],
+)
+def test_an_address_where_no_cluster_answers_is_one_sentence(address: str, sentence: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError, match=sentence):
+        join(address)
+    assert time.monotonic() - began < 10.0
 
 
 def test_more_nodes_than_processors_fit_when_nothing_is_asked_for() -> None:

@@ -64,7 +64,7 @@ class Cluster:
         try:
             if address:
                 self._environment = _threads()
-                _join(address)
+                join(address)
             else:
                 self._directory = _short_directory()
                 _start(self._directory)
@@ -130,7 +130,8 @@ def _threads() -> dict[str, str]:
     return {name: environment[name] for name in host.THREAD_VARIABLES}
 
 
-def _join(address: str) -> None:
+def join(address: str) -> None:
+    """Become part of the cluster at `address`."""
     remedy = "start one with `ray start --head`, or leave --ray-address out to run on this machine"
     if address.startswith("ray://"):
         raise UserError(f"--ray-address {address}: start shoal on a machine of the cluster and give its own address")
