@@ -51,9 +51,13 @@ def draw(paths: Sequence[Path], output: Path) -> list[str]:
     for axes, (column, name) in zip(figure.subplots(1, 2, sharey=True), AXES):
         for label, runs in groups.items():
             x, mean, spread = over_seeds(runs, column)
-            seeds = f" ({len(runs)} runs)" if len(runs) > 1 else ""
+            seeds = f", mean and spread of {len(runs)} runs" if len(runs) > 1 else ""
             (drawn,) = axes.plot(x, mean, label=label + seeds, marker="." if len(x) < 40 else None)
             axes.fill_between(x, mean - spread, mean + spread, color=drawn.get_color(), alpha=0.2, linewidth=0)
+            for rows in runs if len(runs) > 1 else []:
+                own, value = _column(rows, column), _column(rows, "eval_return")
+                axes.plot(own, value, color=drawn.get_color(), alpha=0.25, linewidth=0.8)
+                axes.plot(own[-1:], value[-1:], ".", color=drawn.get_color(), alpha=0.6)
         if target is not None:
             axes.axhline(target, color="grey", linestyle=":", linewidth=1)
         axes.set_xlabel(name)
@@ -69,12 +73,12 @@ def draw(paths: Sequence[Path], output: Path) -> list[str]:
 
 def over_seeds(runs: Sequence[Sequence[dict[str, Any]]], column: str) -> tuple[Array, Array, Array]:
     """x, mean and spread. One run: its evaluations and the spread over their episodes. Several: interpolated on a
-    common grid that ends where the shortest does, and the standard deviation over runs."""
+    common grid, and the standard deviation over runs. A run that ended, at its goal say, keeps its last value."""
     if len(runs) == 1:
         rows = runs[0]
         return _column(rows, column), _column(rows, "eval_return"), _column(rows, "spread")
     begin = max(row[0][column] for row in runs)
-    end = min(row[-1][column] for row in runs)
+    end = max(row[-1][column] for row in runs)
     grid = np.linspace(begin, max(begin, end), GRID)
     curves = np.stack([np.interp(grid, _column(rows, column), _column(rows, "eval_return")) for rows in runs])
     return grid, curves.mean(axis=0), curves.std(axis=0)

@@ -32,9 +32,9 @@ def test_runs_that_were_evaluated_at_other_times_meet_on_a_common_grid() -> None
     np.testing.assert_allclose(spread, 5.0)
 
 
-def test_the_grid_ends_where_the_shortest_run_does() -> None:
-    x, _, _ = plots.over_seeds([rows([0, 1, 2, 3], 1.0), rows([0, 1], 1.0)], "seconds")
-    assert x[-1] == 1.0
+def test_a_run_that_ended_keeps_its_last_value_until_the_longest_ends() -> None:
+    x, mean, _ = plots.over_seeds([rows([0, 1, 2, 3], 1.0), rows([0, 1], 1.0)], "seconds")
+    assert (x[-1], mean[-1]) == (3.0, 2.0)
 
 
 def test_one_run_is_drawn_with_the_spread_of_its_episodes() -> None:
