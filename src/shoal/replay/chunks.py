@@ -1,9 +1,9 @@
 """Where rows live: chunks of consecutive rows of one environment, shared by every item that refers to them.
 
 A store has one flat array per column. Row `t` of chunk `c` has the address `c * length + t` in each of them, and a
-chunk knows which one continues its stream, so that an item is an address and a length. Chunks are counted by the
-items and the streams that refer to them and are used again when nobody does, but not before every gather that began
-earlier is finished.
+chunk knows which one continues its stream, so that an item is an address and a length and lies in one chunk or two. A
+chunk counts the items that begin in it and the streams that keep it; it lives while there are any or its predecessor
+has some, and is used again after that, but not before every gather that began earlier is finished.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Store:
         self.limit = max(2, memory.limit() // (max(self.row_bytes, 16) * self.length))  # in chunks
         self.columns: dict[str, Array] = {}  # [rows, ...]
         self.chunks: dict[str, Array] = {}  # [chunks, length, ...], the same memory
-        self.units: dict[
-            str, np.dtype[Any]
-        ] = {}  # a plain dtype as large as a row, which is copied several times faster
+        self.units: dict[str, tuple[Array, np.dtype[Any]]] = {}  # chunks with a plain dtype as large as a row, where
+        # there is one: numpy copies those several times faster than rows of a few numbers
         self.files: dict[str, int] = {}
         for name, shape, kind in schema:
             dtype = np.dtype(kind)
@@ -59,9 +58,10 @@ class Store:
             self.chunks[name] = self.columns[name].reshape(self.limit, self.length, *shape)
             unit = _UNITS.get(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
             if len(shape) == 1 and unit is not None:
-                self.units[name] = np.dtype(unit)
-        self.references = np.zeros(self.limit, np.int32)
-        self.following = np.zeros(self.limit, np.int64)
+                self.units[name] = (self.chunks[name].view(unit)[..., 0], np.dtype(unit))
+        self.references = np.zeros(self.limit, np.int32)  # items that begin in the chunk, and streams that keep it
+        self.following = np.zeros(self.limit, np.int64)  # the chunk that continues the stream
+        self.previous = np.zeros(self.limit, np.int64)  # the one before, plus 1; 0: there is none any more
         self.generations = np.zeros(self.limit, np.int32)  # how often the chunk was handed out
         self.fresh = 0  # chunks from here on were never used
         self._free = np.empty(1024, np.int64)
@@ -100,17 +100,35 @@ class Store:
         ids.sort()
         self.references[ids] = 1
         self.generations[ids] += 1
+        self.following[ids] = ids  # itself: nothing follows yet
         return ids
 
+    def link(self, chunks: Array, following: Array) -> None:
+        """Say which chunks continue the streams of these."""
+        self.following[chunks] = following
+        self.previous[following] = chunks + 1
+
     def hold(self, chunks: Array) -> None:
+        """Add a reference to each (a chunk may occur several times). What follows a chunk is held with it."""
         np.add.at(self.references, chunks, _ONE)
 
     def drop(self, chunks: Array) -> None:
-        """Take one reference from each (a chunk may occur several times); free those that have none left."""
+        """Take a reference from each; free those that have none left and do not follow one that has."""
         np.subtract.at(self.references, chunks, _ONE)
-        unused = chunks[self.references[chunks] == 0]
+        left = self.references.take(chunks)
+        if not left.all():
+            ended = np.unique(chunks[left == 0])
+            self._free_unheld(np.union1d(ended, self.following[ended]))
+
+    def _free_unheld(self, chunks: Array) -> None:
+        before = self.previous[chunks]
+        held = (self.references[chunks] > 0) | ((before > 0) & (self.references[before - 1] > 0))
+        unused = chunks[~held]
         if len(unused):
-            unused = np.unique(unused)
+            # `following` stays: a gather of items that were just removed still needs it
+            behind = self.following[unused]
+            self.previous[behind[self.previous[behind] == unused + 1]] = 0
+            self.previous[unused] = 0
             if self._open:
                 self._limbo.append((self._ticket, unused))
             else:
@@ -131,7 +149,12 @@ class Store:
         self.following[: self.fresh] = following
 
     def free_unreferenced(self) -> None:
-        self._release(np.flatnonzero(self.references[: self.fresh] == 0))
+        """After a checkpoint was loaded: free what no item begins in and what follows no chunk that one begins in."""
+        chunks = np.arange(self.fresh)
+        held = self.references[: self.fresh] > 0
+        linked = held & (self.following[: self.fresh] != chunks)
+        self.previous[self.following[: self.fresh][linked]] = chunks[linked] + 1
+        self._release(chunks[~held & (self.previous[: self.fresh] == 0)])
 
     def begin_reading(self) -> int:
         """A ticket: chunks freed from now on keep their contents until it is handed back."""
@@ -144,12 +167,6 @@ class Store:
         oldest = next(iter(self._open), self._ticket + 1)
         while self._limbo and self._limbo[0][0] < oldest:
             self._release(self._limbo.popleft()[1])
-
-    def chunks_of(self, start: Array, length: Array) -> Array:
-        """Every chunk that the items at these addresses refer to, once per item."""
-        first = start >> self.shift
-        crossing = np.flatnonzero((start & self.mask) + length > self.length)
-        return np.concatenate([first, self.following[first[crossing]]]) if len(crossing) else first
 
     def jumps(self, start: Array) -> Array:
         """What to add to an address behind the end of an item's first chunk to land in the following one."""
@@ -177,7 +194,7 @@ class Streams:
         self.rows = first_row  # number of the next row
         self.written = first_row  # rows before this one are in their places
         self._base = first_row  # row number of the first place of the first chunk held
-        self._held = np.empty((0, environments), np.int64)  # [chunks in order of time, environment]
+        self._keep(np.empty((0, environments), np.int64))  # [chunks in order of time, environment]
 
     def reserve(self, count: int) -> list[Piece]:
         """Places for `count` more rows of every environment."""
@@ -187,8 +204,8 @@ class Streams:
             if self.rows == self._base + len(self._held) * store.length:
                 chunks = store.allocate(self.environments)
                 if len(self._held):
-                    store.following[self._held[-1]] = chunks
-                self._held = np.concatenate([self._held, chunks[None]])
+                    store.link(self._held[-1], chunks)
+                self._keep(np.concatenate([self._held, chunks[None]]))
             step = min(count - done, store.length - place)
             pieces.append(Piece(self._held[-1], slice(place, place + step), slice(done, done + step)))
             done += step
@@ -198,15 +215,17 @@ class Streams:
     def addresses(self, environment: Array, row: Array) -> Array:
         """Where these rows of these environments are stored."""
         shift, first, last = self.store.shift, int(row.min()) - self._base, int(row.max()) - self._base
-        begins = (self._held << shift) - np.arange(
-            self._base, self._base + (len(self._held) << shift), self.store.length
-        )[:, None]
         if first >> shift == last >> shift:  # all in one chunk, as most blocks are
-            addresses: Array = begins[first >> shift].take(environment)
+            addresses: Array = self._begins[first >> shift].take(environment)
         else:
-            addresses = begins.ravel().take(((row - self._base) >> shift) * self.environments + environment)
+            addresses = self._begins.take(((row - self._base) >> shift) * self.environments + environment)
         addresses += row
         return addresses
+
+    def _keep(self, chunks: Array) -> None:
+        self._held = chunks
+        rows = self._base + np.arange(len(chunks)) * self.store.length
+        self._begins = (chunks << self.store.shift) - rows[:, None]  # address of a row = its number + this
 
     def forget(self, window: int) -> None:
         """Let go of chunks whose rows no later item can refer to."""
@@ -214,8 +233,8 @@ class Streams:
         old = min(old, len(self._held) - 1)
         if old > 0:
             self.store.drop(self._held[:old].ravel())
-            self._held = self._held[old:]
             self._base += old * self.store.length
+            self._keep(self._held[old:])
             self.first_row = max(self.first_row, self._base)
 
     def close(self) -> None:
@@ -236,7 +255,7 @@ def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> No
         target = as_slice(piece.chunks)
         for name, values in columns.items():
             stored, rows = store.chunks[name], values[piece.rows]
-            unit = store.units.get(name)
-            if unit is not None and rows.flags.c_contiguous:
-                stored, rows = stored.view(unit)[..., 0], rows.view(unit)[..., 0]
+            if name in store.units and rows.flags.c_contiguous:
+                stored, unit = store.units[name]
+                rows = rows.view(unit)[..., 0]
             stored[target, piece.places] = rows.swapaxes(0, 1)

@@ -164,11 +164,11 @@ class Replay:
             running = self._tables[table]  # another one if a checkpoint was loaded meanwhile
             store, view = running.bound()
             size, mass = running.size, running.mass()
+            ticket = store.begin_reading()  # before items that are read for the last time let go of their rows
             chosen = running.sample(running.sampleable(batch))
             names = [name for name in store.columns if not running.wanted or name in running.wanted]
             items = chosen.items
             rows = StoredRows(store, names, items)
-            ticket = store.begin_reading()
             self._notify()
         try:
             arrays, windows = view.gather(rows, layout)

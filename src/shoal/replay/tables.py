@@ -167,7 +167,7 @@ class RunningTable:
             self.bind(view, store, states)
             for name, values in states.items():
                 self.states[name][: self._fresh] = values
-            store.hold(store.chunks_of(self.start[slots], self.length[slots]))
+            store.hold(self.start[slots] >> store.shift)
 
     def bind(self, view: View, store: Store, states: dict[str, Array]) -> None:
         """Fix what the items of this table are like, as the first ones say."""
@@ -204,7 +204,7 @@ class RunningTable:
         self.counts.inserts += count
         self.uses_left += count * self.description.max_times_sampled
         if self.store is not None:
-            self.store.hold(self.store.chunks_of(start, length))
+            self.store.hold(start >> self.store.shift)
         for extension in self._extensions:
             extension.inserted(self.description.name, keys, priority)
         self.statistics.mark(self.counts.inserts, self.counts.samples)
@@ -236,12 +236,14 @@ class RunningTable:
 
     def delete(self, slots: Array) -> Array:
         """Remove the items in these slots (each named once); their keys."""
-        items = self.items.take(slots)
+        place = as_slice(slots)
+        items = self.items[place] if isinstance(place, slice) else self.items.take(slots)
+        keys: Array = items["key"].copy()
         if self.store is not None:
-            self.store.drop(self.store.chunks_of(items["start"], items["length"]))
+            self.store.drop(items["start"] >> self.store.shift)
         for selector in self._selectors:
             selector.remove(slots)
-        self.key[as_slice(slots)] = EMPTY
+        self.key[place] = EMPTY
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
         self.counts.size -= len(slots)
@@ -249,7 +251,6 @@ class RunningTable:
         limit = self.description.max_times_sampled
         if limit:
             self.uses_left -= int((limit - items["times_sampled"]).sum())
-        keys: Array = items["key"]
         for extension in self._extensions:
             extension.deleted(self.description.name, keys)
         return keys

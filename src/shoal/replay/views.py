@@ -180,7 +180,7 @@ class Transition:
             if name in stack:
                 self._stacked(rows, name, stack[name], follows, data, windows)
             elif name == "reward":
-                data[name] = self._rewards(rows, taken)
+                data[name] = self._rewards(rows, taken, at_first)
             else:
                 data[name] = rows.take(name, at_first)
                 if follows:
@@ -189,11 +189,14 @@ class Transition:
         data["discount"] = discount * ~rows.take("terminated", before_last)
         return data, windows
 
-    def _rewards(self, rows: Rows, taken: Array) -> Array:
+    def _rewards(self, rows: Rows, taken: Array, at_first: Array) -> Array:
         steps = np.arange(self.n)[:, None]
-        rewards = rows.take("reward", rows.addresses(np.minimum(steps, taken - 1) + rows.history))
+        many = self.n > 1
+        rewards = rows.take("reward", rows.addresses(np.minimum(steps, taken - 1) + rows.history) if many else at_first)
         if self.reward_clip:
             rewards = rewards.clip(-self.reward_clip, self.reward_clip)
+        if not many:
+            return rewards
         weights = (self.discount**steps).astype(rewards.dtype) * (steps < taken)
         summed: Array = np.einsum("tb...,tb->b...", rewards, weights)
         return summed

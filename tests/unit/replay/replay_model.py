@@ -146,15 +146,25 @@ def audit(replay: Replay) -> None:
         expected = np.zeros(store.fresh, int)
         for table in replay._tables.values():
             if table.store is store:
-                slots = table.live()
-                np.add.at(expected, store.chunks_of(table.start[slots], table.length[slots]), 1)
+                np.add.at(expected, table.start[table.live()] >> store.shift, 1)
         for writer in intake.writers.values():
             if writer.streams is not None and writer.streams.store is store:
                 np.add.at(expected, writer.streams.chunks(), 1)
         np.testing.assert_array_equal(store.references[: store.fresh], expected)
+        needed = expected > 0
+        for table in replay._tables.values():  # what an item reaches into must be there too
+            if table.store is store:
+                start, length = table.start[table.live()], table.length[table.live()]
+                crossing = (start & store.mask) + length > store.length
+                assert (store.following[start[crossing] >> store.shift] != start[crossing] >> store.shift).all()
+                needed[store.following[start[crossing] >> store.shift]] = True
+        follows = store.previous[: store.fresh]
+        may_stay = needed | ((follows > 0) & (expected[follows - 1] > 0))
         free = store._free[: store._free_count]
         assert not store._limbo
-        np.testing.assert_array_equal(np.sort(free), np.flatnonzero(expected == 0))
+        assert len(np.unique(free)) == len(free)
+        assert not needed[free].any(), "a chunk is free that an item reaches into"
+        np.testing.assert_array_equal(np.sort(free), np.flatnonzero(~may_stay))
     for table in replay._tables.values():
         live = table.live()
         assert len(live) == table.size
