@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from shoal.program import Program
 from shoal.runtime import Run
 from shoal.runtime.inline import InlineRun
+from shoal.runtime.local import run as local
 from shoal.runtime.local.run import LocalRun
 from shoal.runtime.supervise import Supervisor
 
@@ -21,7 +23,10 @@ def start_on(name: str, program: Program, seed: int = 0, supervisor: Supervisor 
         from shoal.runtime.ray import RayRun
 
         return RayRun(program, seed=seed, supervisor=supervisor)
-    return LocalRun(program, seed=seed, supervisor=supervisor, fork=name == "local")
+    if name == "spawn":  # as on a system without fork and memfd
+        with mock.patch.object(local, "HAS_MEMFD", False):
+            return LocalRun(program, seed=seed, supervisor=supervisor, fork=False)
+    return LocalRun(program, seed=seed, supervisor=supervisor)
 
 
 def wait_until(run: Run, condition: Callable[[], Any], seconds: float = 60.0) -> None:

@@ -87,6 +87,12 @@ def test_more_nodes_than_processors_fit_when_nothing_is_asked_for() -> None:
         assert all(run.client(clock).steps() >= 0 for clock in clocks)
 
 
+def test_a_node_is_placed_on_the_machine_it_names() -> None:
+    program, service = one_node(Resources(cpus=0, node=ray.util.get_node_ip_address()))
+    with launch(program, "ray") as run:
+        assert run.client(service).echo(1) == 1
+
+
 def test_nodes_are_placed_by_their_resources() -> None:
     program, service = one_node(Resources(cpus=1.5))
     free = ray.available_resources().get("CPU", 0.0)
