@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -170,31 +170,39 @@ def test_a_return_that_is_reached_was_confirmed_by_the_evaluator(tmp_path: Path)
     assert confirmed[0]["episodes"] >= 50
 
 
-def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 60.0) -> None:
-    """Until the run's metrics tell of updates."""
-    deadline = time.monotonic() + seconds
-    while not (path.exists() and "learner_steps" in path.read_text()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("whole_group", [False, True], ids=["the command", "the whole group"])
-def test_a_signal_ends_everything_and_leaves_a_complete_run(number: int, whole_group: bool, tmp_path: Path) -> None:
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that would never end by itself, with updates in its metrics, as the head of a process group."""
     words = command("train", "impala", *SMALL, "--stop-return", "1e9", "--run-dir", "run", "--json")
     process = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    wait_for(tmp_path / "run" / "metrics.jsonl", process)
-    children = psutil.Process(process.pid).children(recursive=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120.0
+    try:
+        while not (metrics.exists() and "learner_steps" in metrics.read_text()):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whole_group", [False, True], ids=["the command", "the whole group"])
+def test_a_signal_ends_everything_and_leaves_a_complete_run(
+    number: int, whole_group: bool, running: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    children = psutil.Process(running.pid).children(recursive=True)
     assert len(children) >= 5
     if whole_group:
-        os.killpg(process.pid, number)
+        os.killpg(running.pid, number)
     else:
-        process.send_signal(number)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
+        running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
     assert "Traceback" not in err
     assert last_line(out)["stopped_by"] == "interrupt"
     assert {"config.json", "metrics.jsonl", "summary.json", "weights.npz"} <= set(os.listdir(tmp_path / "run"))
