@@ -28,19 +28,9 @@ from shoal.functional.surrogate import approximate_kl, asynchronous_surrogate_lo
 from shoal.functional.vtrace import vtrace
 from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners
 from shoal.nets.acting import ActorPolicy
-from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.building import (
-    Spaces,
-    export_weights,
-    import_weights,
-    make_network,
-    named_tensors,
-    states_of,
-    to_tensor,
-)
+from shoal.nets.building import Spaces, export_weights, import_weights, named_tensors, network_of, states_of, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.normalize import RewardNormalizer
-from shoal.nets.user import UserNetwork
 from shoal.program import Program
 from shoal.replay import Replay, Table, rollout
 from shoal.services.metrics import Metrics
@@ -119,23 +109,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_network(cfg: Config, env_spec: Spaces, seed: int) -> ActorCritic | UserNetwork:
-    return make_network(
-        env_spec.observation_space,
-        env_spec.action_space,
-        seed=seed,
-        network=cfg.network,
-        normalize_observations=cfg.normalize_observations,
-        hidden=cfg.hidden,
-        activation=cfg.activation,
-        lstm=cfg.lstm,
-        shared=cfg.shared_torso,
-        state_dependent_std=cfg.state_dependent_std,
-    )
-
-
 def make_policy(cfg: Config, env_spec: Spaces, seed: int, greedy: bool = False) -> ActorPolicy:
-    return ActorPolicy(build_network(cfg, env_spec, seed), seed, greedy)
+    return ActorPolicy(network_of(cfg, env_spec, seed), seed, greedy)
 
 
 class Appo:
@@ -145,8 +120,8 @@ class Appo:
         self.cfg = cfg
         self._peers = peers
         self._device = torch.device(cfg.device)
-        self._network = build_network(cfg, env_spec, seed).to(self._device)
-        self._target = build_network(cfg, env_spec, seed).to(self._device)
+        self._network = network_of(cfg, env_spec, seed).to(self._device)
+        self._target = network_of(cfg, env_spec, seed).to(self._device)
         self._rewards = RewardNormalizer().to(self._device)
         self._trained = torch.zeros((), dtype=torch.float64)  # environment steps, of all learners
         self._steps = 0

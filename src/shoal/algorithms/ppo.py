@@ -26,19 +26,9 @@ from shoal.functional.returns import explained_variance
 from shoal.functional.surrogate import approximate_kl, clipped_fraction, clipped_surrogate_loss, clipped_value_loss
 from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners
 from shoal.nets.acting import ActorPolicy
-from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.building import (
-    Spaces,
-    export_weights,
-    import_weights,
-    make_network,
-    named_tensors,
-    states_of,
-    to_tensor,
-)
+from shoal.nets.building import Spaces, export_weights, import_weights, named_tensors, network_of, states_of, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.normalize import RewardNormalizer
-from shoal.nets.user import UserNetwork
 from shoal.program import Program
 from shoal.replay import Replay, Table, rollout
 from shoal.services.metrics import Metrics
@@ -124,23 +114,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_network(cfg: Config, env_spec: Spaces, seed: int) -> ActorCritic | UserNetwork:
-    return make_network(
-        env_spec.observation_space,
-        env_spec.action_space,
-        seed=seed,
-        network=cfg.network,
-        normalize_observations=cfg.normalize_observations,
-        hidden=cfg.hidden,
-        activation=cfg.activation,
-        lstm=cfg.lstm,
-        shared=cfg.shared_torso,
-        state_dependent_std=cfg.state_dependent_std,
-    )
-
-
 def make_policy(cfg: Config, env_spec: Spaces, seed: int, greedy: bool = False) -> ActorPolicy:
-    return ActorPolicy(build_network(cfg, env_spec, seed), seed, greedy)
+    return ActorPolicy(network_of(cfg, env_spec, seed), seed, greedy)
 
 
 class Ppo:
@@ -150,18 +125,14 @@ class Ppo:
         self.cfg = cfg
         self._peers = peers
         self._device = torch.device(cfg.device)
-        self._network = build_network(cfg, env_spec, seed).to(self._device)
+        self._network = network_of(cfg, env_spec, seed).to(self._device)
         self._rewards = RewardNormalizer().to(self._device)
         self._trained = torch.zeros((), dtype=torch.float64)  # environment steps, of all learners
         self._space = env_spec.observation_space
         self._recurrent = bool(self._network.initial_state(1))
         self._order = torch.Generator().manual_seed(seed)
         self._optimizer = optim.make(
-            self._network.parameters(),
-            peers,
-            rate=self._rate,
-            epsilon=cfg.epsilon,
-            clip_norm=cfg.grad_clip,
+            self._network.parameters(), peers, rate=self._rate, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip
         )
         self._tensors = named_tensors(self._network)
         self._tensors |= {f"learner.{name}": x for name, x in named_tensors(self._rewards).items()}
@@ -242,10 +213,8 @@ class Ppo:
         bonus = entropy_bonus(entropy, *over)
         loss = for_policy + cfg.value_cost * for_value - cfg.entropy_cost * bonus
         metrics = {"loss": loss, "policy_loss": for_policy, "value_loss": for_value, "entropy": bonus}
-        metrics |= {
-            "kl": approximate_kl(log_prob, before, *over),
-            "clipped": clipped_fraction(log_prob, before, *over, cfg.clip),
-        }
+        metrics["kl"] = approximate_kl(log_prob, before, *over)
+        metrics["clipped"] = clipped_fraction(log_prob, before, *over, cfg.clip)
         return loss, count, {name: value.detach() for name, value in metrics.items()}
 
     def _rate(self, updates: int) -> float:

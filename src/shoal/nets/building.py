@@ -58,6 +58,41 @@ def make_network(
     return built
 
 
+class NetworkConfig(Protocol):
+    """The fields of an algorithm's config that say what its network is."""
+
+    @property
+    def network(self) -> str | None: ...
+    @property
+    def hidden(self) -> tuple[int, ...]: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def shared_torso(self) -> bool: ...
+    @property
+    def state_dependent_std(self) -> bool: ...
+    @property
+    def lstm(self) -> int: ...
+    @property
+    def normalize_observations(self) -> bool: ...
+
+
+def network_of(cfg: NetworkConfig, env_spec: Spaces, seed: int) -> ActorCritic | UserNetwork:
+    """The actor-critic that a config asks for."""
+    return make_network(
+        env_spec.observation_space,
+        env_spec.action_space,
+        seed=seed,
+        network=cfg.network,
+        normalize_observations=cfg.normalize_observations,
+        hidden=cfg.hidden,
+        activation=cfg.activation,
+        lstm=cfg.lstm,
+        shared=cfg.shared_torso,
+        state_dependent_std=cfg.state_dependent_std,
+    )
+
+
 def to_tensor(array: Array, device: torch.device) -> Tensor:
     """A tensor on the array's own memory, or a copy on the device."""
     tensor = torch.from_numpy(array)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from batches import CONTINUOUS, DISCRETE, SPECS, B, Batch, Spec, T, bandit, batch_of, changed, equal
 
-from shoal.algorithms.ppo import PRESETS, Config, Ppo, build_network, make_policy
+from shoal.algorithms.ppo import PRESETS, Config, Ppo, make_policy
+from shoal.nets.building import network_of
 from shoal.nets.normalize import LIMIT
 
 SMALL = Config(hidden=(8,), minibatches=1, epochs=2)
@@ -193,7 +194,7 @@ def test_acting_without_torch_normalises_as_the_network_does(spec: Spec) -> None
     cfg = replace(SMALL, normalize_observations=True)
     learner = Ppo(cfg, spec, seed=0)
     learner.update(batch(cfg, spec))
-    network: Any = build_network(cfg, spec, 1)
+    network: Any = network_of(cfg, spec, 1)
     network.load_state_dict(learner._network.state_dict())
     policy = make_policy(cfg, spec, 1)
     policy.load(learner.weights())
@@ -205,7 +206,7 @@ def test_acting_without_torch_normalises_as_the_network_does(spec: Spec) -> None
 
 
 def test_images_and_whole_numbers_are_left_as_they_are() -> None:
-    network: Any = build_network(replace(SMALL, normalize_observations=True), SPECS["nested"], 0)
+    network: Any = network_of(replace(SMALL, normalize_observations=True), SPECS["nested"], 0)
     assert network.normalizer.names == ["observation/arm"]
     observation = {"camera": torch.ones(1, 2, 36, 36, 3), "place": torch.ones(1, 2), "arm": torch.full((1, 2, 2), 99.0)}
     seen = network.normalizer(observation)
