@@ -20,6 +20,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from shoal import optim
+from shoal.config import remember_given
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.functional.policy_gradient import entropy_bonus, policy_gradient_loss, value_loss
@@ -40,12 +41,14 @@ from shoal.services.weights import WeightStore
 Array = npt.NDArray[Any]
 
 
+@remember_given
 @dataclass(frozen=True, kw_only=True)
 class Config:
     env: str = "CartPole-v1"
     preset: str = "auto"  # auto: by the environment's kind
 
     # acting
+
     actors: int = 2  # workers: each acts, and computes gradients with its own copy of the weights
     envs_per_actor: int = 64
     vectorizer: str = "auto"  # native where the environment has one, else sync
@@ -54,6 +57,7 @@ class Config:
     reward_clip: float = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
 
     # learning
+
     gamma: float = 0.99
     lambda_: float = 1.0  # 1: n-step returns as in the paper
     entropy_cost: float = 0.01
@@ -62,6 +66,7 @@ class Config:
     grad_clip: float = 0.5
 
     # gradient service
+
     synchronous: bool = False  # A2C: every step waits for one gradient of each worker
     reduce: int = 1  # gradients per step, when asynchronous
     max_staleness: int = 0  # gradients older than so many steps are refused; 0: eight steps per worker
@@ -73,6 +78,7 @@ class Config:
     epsilon: float = 1e-5  # inside the root
 
     # network
+
     network: str | None = None  # module:factory, see shoal.nets.user
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"

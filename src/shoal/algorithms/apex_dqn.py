@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal import optim
+from shoal.config import remember_given
 from shoal.envs import EnvSpec
 from shoal.functional.distributional import quantile_huber_loss
 from shoal.functional.exploration import epsilon_ladder
@@ -37,12 +38,14 @@ from shoal.services.weights import WeightStore
 Array = npt.NDArray[Any]
 
 
+@remember_given
 @dataclass(frozen=True, kw_only=True)
 class Config:
     env: str = "CartPole-v1"
     preset: str = "auto"  # auto: by the environment's kind
 
     # acting
+
     actors: int = 1
     envs_per_actor: int = 64
     vectorizer: str = "auto"  # native where the environment has one, else sync
@@ -56,6 +59,7 @@ class Config:
     reward_clip: float = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
 
     # replay
+
     shards: int = 1  # replay services
     capacity: int = 100_000  # transitions; a soft limit: what is over it goes every 100 updates, the oldest first
     learning_starts: int = 1_000  # transitions that are there before the first update
@@ -65,6 +69,7 @@ class Config:
     n: int = 3  # steps of a return
 
     # learning
+
     learners: int = 1  # each takes its share of a batch; gradients are summed over all of them
     batch: int = 512  # transitions per update
     publish_every: int = 1  # updates between versions of the weights
@@ -79,6 +84,7 @@ class Config:
     grad_clip: float = 40.0
 
     # network
+
     network: str | None = None  # module:factory, see shoal.nets.user_q
     hidden: tuple[int, ...] = (256, 256)
     activation: str = "relu"

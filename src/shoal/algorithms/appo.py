@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal import optim
+from shoal.config import remember_given
 from shoal.envs import EnvSpec
 from shoal.functional.minibatches import minibatches, valid_rows
 from shoal.functional.normalisation import masked_sums, normalise_advantages
@@ -39,12 +40,14 @@ from shoal.services.weights import WeightStore
 Array = npt.NDArray[Any]
 
 
+@remember_given
 @dataclass(frozen=True, kw_only=True)
 class Config:
     env: str = "CartPole-v1"
     preset: str = "auto"  # auto: by the environment's kind
 
     # acting
+
     actors: int = 1
     envs_per_actor: int = 64
     vectorizer: str = "auto"  # native where the environment has one, else sync
@@ -55,6 +58,7 @@ class Config:
     queue: int = 64  # items that may wait for the learner; actors block when it is full
 
     # learning
+
     learners: int = 1  # each takes its share of every minibatch; gradients are summed over all of them
     batch: int = 64  # items per learner step
     epochs: int = 4  # passes over a batch
@@ -79,6 +83,7 @@ class Config:
     grad_clip: float = 0.5
 
     # network
+
     network: str | None = None  # module:factory, see shoal.nets.user
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"

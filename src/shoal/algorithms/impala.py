@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal import optim
+from shoal.config import remember_given
 from shoal.envs import EnvSpec
 from shoal.functional.policy_gradient import entropy_bonus, policy_gradient_loss, value_loss
 from shoal.functional.returns import explained_variance
@@ -42,12 +43,14 @@ from shoal.services.weights import WeightStore
 Array = npt.NDArray[Any]
 
 
+@remember_given
 @dataclass(frozen=True, kw_only=True)
 class Config:
     env: str = "CartPole-v1"
     preset: str = "auto"  # auto: by the environment's kind
 
     # acting
+
     actors: int = 1
     envs_per_actor: int = 64
     vectorizer: str = "auto"  # native where the environment has one, else sync
@@ -60,6 +63,7 @@ class Config:
     reward_clip: float = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
 
     # learning
+
     learners: int = 1  # each takes its share of a batch; gradients are summed over all of them
     batch: int = 64  # items per update
     publish_every: int = 1  # updates between versions of the weights
@@ -79,6 +83,7 @@ class Config:
     grad_clip: float = 0.5
 
     # network
+
     network: str | None = None  # module:factory, see shoal.nets.user
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal import optim
+from shoal.config import remember_given
 from shoal.envs import EnvSpec
 from shoal.functional.gae import gae
 from shoal.functional.minibatches import minibatches, valid_rows
@@ -37,19 +38,22 @@ from shoal.services.weights import WeightStore
 Array = npt.NDArray[Any]
 
 
+@remember_given
 @dataclass(frozen=True, kw_only=True)
 class Config:
     env: str = "CartPole-v1"
     preset: str = "auto"  # auto: by the environment's kind
 
     # acting
+
     actors: int = 2
     envs_per_actor: int = 32
     vectorizer: str = "auto"  # native where the environment has one, else sync
-    unroll: int = 32  # transitions of each environment per iteration
+    unroll: int = 64  # transitions of each environment per iteration
     overlap: bool = False  # actors go on during learning: twice the hardware at work, data one version older
 
     # learning
+
     learners: int = 1  # each takes its share of every minibatch; gradients are summed over all of them
     epochs: int = 4  # passes over an iteration's data
     minibatches: int = 4  # updates per pass
@@ -72,6 +76,7 @@ class Config:
     grad_clip: float = 0.5
 
     # network
+
     network: str | None = None  # module:factory, see shoal.nets.user
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
@@ -80,13 +85,14 @@ class Config:
     lstm: int = 0  # width of the recurrent core; 0: feed-forward
 
     # actors hold the policy themselves
+
     inference: ClassVar[str] = "local"
     inference_servers: ClassVar[int] = 0
     inference_wait: ClassVar[float] = 0.0
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {"reward_scale": 0.1},
+    "classic": {"reward_scale": 0.1, "learning_rate": 2e-3},
     "control": {
         "normalize_observations": True,
         "normalize_rewards": True,

@@ -10,9 +10,10 @@ from shoal.envs import Envs
 from shoal.loops.recorder import Policy
 from shoal.program import current
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import NONE, WeightStore, number
+from shoal.services.weights import NONE, Weights, WeightStore, number
 from shoal.sync import monotonic, sleep
 
+MOST_OF_TIME = 0.2  # that judging may take: long episodes are judged less often
 CONFIRM = 50  # fresh episodes before a run may say `reached`
 
 
@@ -62,13 +63,14 @@ class Evaluator:
         self._report = Reporter(metrics)
         self._episodes, self._every, self._target = episodes, every, target
         self._version = NONE
+        self._confirmed: tuple[int, Weights] | None = None
         self._next = 0.0
 
     def step(self) -> None:
         report = self._report
         sleep(max(0.0, self._next - monotonic()))
-        self._next = monotonic() + self._every
         found = self._weights.wait(self._version)
+        begun = monotonic()
         report.lap("waiting")
         if found is None:
             return
@@ -79,6 +81,8 @@ class Evaluator:
         if self._target is not None and np.mean(returns) >= self._target:
             returns = evaluate(self._envs, self._policy, max(CONFIRM, self._episodes))
             confirmed = bool(np.mean(returns) >= self._target)
+            if confirmed and self._confirmed is None:
+                self._confirmed = found
         report.lap("evaluating")
         self._metrics.evaluation(
             {
@@ -90,8 +94,14 @@ class Evaluator:
             }
         )
         report.values["eval_return"] = float(np.mean(returns))
+        spent = monotonic() - begun
+        self._next = begun + max(self._every, spent / MOST_OF_TIME)
         if report.due():
             report.flush()
+
+    def confirmed(self) -> tuple[int, Weights] | None:
+        """The first version that reached the target, and its weights: the learner goes on, not always for the better."""
+        return self._confirmed
 
     def close(self) -> None:
         self._envs.close()
