@@ -48,18 +48,21 @@ def check_block(block: Block, streams: Streams | None, tables: Mapping[str, Runn
 
 def check_rows(columns: Mapping[str, Array]) -> tuple[int, int]:
     """The T and B that all columns share."""
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] = ()
     for name, values in columns.items():
-        if values.ndim < 2:
-            raise ValueError(f"column {name!r} has shape {values.shape}; columns are [time, environment, ...]")
+        own = values.shape[:2]
+        if own != shape:
+            if len(own) < 2:
+                raise ValueError(f"column {name!r} has shape {own}; columns are [time, environment, ...]")
+            if shape:
+                raise ValueError(f"column {name!r} has {own} rows and environments where others have {shape}")
+            shape = own
         if values.dtype.hasobject:
             raise ValueError(f"column {name!r} holds Python objects; give it a numeric dtype")
-        if shape is None:
-            shape = values.shape[:2]
-        elif values.shape[:2] != shape:
-            raise ValueError(f"column {name!r} has {values.shape[:2]} rows and environments where others have {shape}")
-    if shape is None:
-        raise ValueError("a block needs at least one column")
+    if not shape or 0 in shape:
+        raise ValueError(
+            f"a block needs a column, a row and an environment at least; this one has {shape or 'nothing'}"
+        )
     return shape[0], shape[1]
 
 
@@ -108,21 +111,22 @@ def check_items(
             raise ValueError(f"table {name!r} holds the states {held}; these items have {states}")
     if not count:
         return
-    if spans.length.max() > window:
+    largest, smallest = np.maximum.reduce, np.minimum.reduce  # `max` and `min` without the detour
+    if largest(spans.length) > window:
         raise ValueError(
             f"an item of {spans.length.max()} rows for {name!r} is longer than its writer's window, {window}"
         )
     if (
-        not 0 <= spans.environment.min() <= spans.environment.max() < environments
-        or (spans.start + spans.length).max() > rows
-        or spans.length.min() < 1
+        not 0 <= smallest(spans.environment) <= largest(spans.environment) < environments
+        or largest(spans.start + spans.length) > rows
+        or smallest(spans.length) < 1
         or (spans.history.any() and not (spans.history.min() >= 0 and (spans.history < spans.length).all()))
     ):
         raise ValueError(f"an item for table {name!r} lies outside of the rows that its writer has sent")
 
 
 def check_priorities(table: str, priorities: Array) -> None:
-    if len(priorities) and not (priorities.min() >= 0 and priorities.max() < np.inf):
+    if len(priorities) and not (np.minimum.reduce(priorities) >= 0 and np.maximum.reduce(priorities) < np.inf):
         bad = priorities[~((priorities >= 0) & (priorities < np.inf))][0]
         raise ValueError(f"table {table!r} was given the priority {bad}; priorities are finite and not negative")
 

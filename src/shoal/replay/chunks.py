@@ -171,7 +171,7 @@ class Store:
     def jumps(self, start: Array) -> Array:
         """What to add to an address behind the end of an item's first chunk to land in the following one."""
         first = start >> self.shift
-        jumps: Array = (self.following[first] - first - 1) << self.shift
+        jumps: Array = (self.following.take(first) - first - 1) << self.shift
         return jumps
 
 

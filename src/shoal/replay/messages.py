@@ -88,7 +88,7 @@ class Mass:
     independent: bool  # items are drawn at random and stay: drawing some does not change what is left
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Sample:
     """A batch: `data` in the asked layout, and about each item its key, probability, priority and times sampled."""
 

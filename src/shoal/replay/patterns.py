@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -22,15 +22,45 @@ EpisodeEnd = Literal["pad", "shift", "drop"]
 Stacks = tuple[tuple[str, int], ...]  # columns that become frame stacks, and of how many frames
 
 
-@dataclass(frozen=True, eq=False)
 class Appended:
     """A block as patterns see it."""
 
-    first_row: int  # number of its first row in the writer's streams
-    valid: Array  # bool [T, B]
-    ends: bool  # whether an episode ends in it: a row is not valid
-    position: Array  # int [T, B]: the row's place in its episode, 0 for the first observation
-    position_of: Callable[[Array, Array], Array]  # the same for (environments, row numbers) up to `rows` back
+    def __init__(
+        self, first_row: int, valid: Array, next_position: Array, past: Callable[[Array, Array], Array] | None = None
+    ) -> None:
+        self.first_row = first_row  # number of its first row in the writer's streams
+        self.valid = valid  # bool [T, B]
+        self.ends = not valid.all()  # whether an episode ends in it
+        self.begin = next_position  # int [B]: the place of its first rows in their episodes
+        self._past = past
+
+    @cached_property
+    def position(self) -> Array:
+        """int [T, B]: each row's place in its episode, 0 for the first observation."""
+        steps = np.arange(len(self.valid))[:, None]
+        return steps - 1 - self._last_end[:-1] if self.ends else self.begin + steps
+
+    @property
+    def next_position(self) -> Array:
+        """int [B]: the same for the rows to come."""
+        count = len(self.valid)
+        following: Array = count - 1 - self._last_end[-1] if self.ends else self.begin + count
+        return following
+
+    @cached_property
+    def _last_end(self) -> Array:
+        """int [T + 1, B]: the newest row before each that ended an episode, counted from the block's first."""
+        last_end = np.empty((len(self.valid) + 1, self.valid.shape[1]), np.int64)
+        last_end[0] = -1 - self.begin
+        last_end[1:] = np.where(self.valid, np.iinfo(np.int64).min, np.arange(len(self.valid))[:, None])
+        np.maximum.accumulate(last_end, axis=0, out=last_end)
+        return last_end
+
+    def position_of(self, environment: Array, row: Array) -> Array:
+        """The place in their episodes of rows up to a pattern's `rows` back; for patterns with `looks_back` True."""
+        if self._past is None:
+            raise ValueError("a pattern that asks for the positions of past rows says so with looks_back = True")
+        return self._past(environment, row)
 
 
 class Pattern(Protocol):
@@ -49,6 +79,10 @@ class _Rollout:
     @property
     def rows(self) -> int:
         return self.length + 1 + _history(self.view.stack)
+
+    @property
+    def looks_back(self) -> bool:
+        return bool(self.view.stack)
 
     def spans(self, block: Appended) -> Spans:
         count, environments = block.valid.shape
@@ -84,7 +118,7 @@ class _NStep:
 
     def spans(self, block: Appended) -> Spans:
         # a row completes the item that begins n rows before it in the same episode
-        if not block.ends and not self.view.stack and block.position[0].min() >= self.n:  # as nearly all blocks are
+        if not block.ends and not self.view.stack and block.begin.min() >= self.n:  # as nearly all blocks are
             step, environment, ones, zeros = _all_rows(*block.valid.shape)
             return Spans(environment, step + (block.first_row - self.n), ones * (self.n + 1), zeros)
         step, environment = np.nonzero(block.position >= self.n)

@@ -19,10 +19,6 @@ class Recent:
         self._first = 0  # row number at place 0
         self._end = 0  # row number behind the last place that is filled
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._columns)
-
     def append(self, columns: Mapping[str, Array], count: int) -> None:
         """Add `count` rows; the columns are the same every time."""
         filled = self._end - self._first

@@ -107,6 +107,8 @@ class MaxHeap:
         return _Extreme(-1.0, keys, priorities)
 
 
+_MOST_CHANGES = 1 << 14  # changes that are collected at most, so that the next draw is not held up
+
 Selector = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 
 
@@ -160,26 +162,42 @@ class _Weighted(Drawn):
         self._keys = keys
         self._priorities = priorities
         self._tree = SumTree(len(keys))
-        self._removed: Array | None = None  # still to be set to zero: mostly the next insert fills the same slots
+        # Weights are entered into the tree before the next draw: one that came and went meanwhile costs nothing, and
+        # slots that are filled in order become one range.
+        self._ranges: list[tuple[int, int]] = []
+        self._scattered: list[Array] = []
+        self._changes = 0
 
     def insert(self, slots: Array) -> None:
-        if self._removed is not None:
-            removed, self._removed = self._removed, None
-            if not np.array_equal(removed, slots):
-                self._tree.set(removed, 0.0)
-        self._tree.set(slots, self._priorities[as_slice(slots)] ** self._exponent)
+        place = as_slice(slots)
+        if not isinstance(place, slice):
+            self._scattered.append(slots)
+        elif self._ranges and place.start == self._ranges[-1][1]:
+            self._ranges[-1] = (self._ranges[-1][0], place.stop)
+        elif not self._ranges or place.start < self._ranges[-1][0] or place.stop > self._ranges[-1][1]:
+            self._ranges.append((place.start, place.stop))
+        self._changes += len(slots)
+        if self._changes > _MOST_CHANGES:
+            self._settle()
 
     def update(self, slots: Array) -> None:
         self.insert(slots)
 
     def remove(self, slots: Array) -> None:
-        self._settle()
-        self._removed = slots
+        self.insert(slots)
 
     def _settle(self) -> None:
-        if self._removed is not None:
-            self._tree.set(self._removed, 0.0)
-            self._removed = None
+        for first, end in self._ranges:
+            self._tree.set_range(first, end, self._weights(slice(first, end)))
+        if self._scattered:
+            slots = np.concatenate(self._scattered) if len(self._scattered) > 1 else self._scattered[0]
+            self._tree.set(slots, self._weights(slots))
+        self._ranges, self._scattered, self._changes = [], [], 0
+
+    def _weights(self, place: Array | slice) -> Array:
+        weights: Array = self._priorities[place] ** self._exponent
+        weights *= self._keys[place] != 0
+        return weights
 
     def draw(self, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
         self._settle()

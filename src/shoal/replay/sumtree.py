@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import as_slice
 from .messages import Array
 
 _TOP = 4096
@@ -34,12 +33,6 @@ class SumTree:
 
     def set(self, indices: Array, weights: Array | float) -> None:
         """Where an index occurs twice, the later weight holds."""
-        if len(indices) == 0:
-            return
-        place = as_slice(indices)
-        if isinstance(place, slice):
-            self._set_range(place.start, place.stop, weights)
-            return
         leaves = self._levels[0]
         leaves[indices] = weights
         below = leaves
@@ -50,8 +43,8 @@ class SumTree:
             below = level
         self._running = None
 
-    def _set_range(self, first: int, end: int, weights: Array | float) -> None:
-        """As `set` for neighbours: what a table that is filled in order does, several times faster."""
+    def set_range(self, first: int, end: int, weights: Array | float) -> None:
+        """As `set` for all indices from `first` to before `end`, several times faster."""
         below = self._levels[0]
         below[first:end] = weights
         for level in self._levels[1:]:

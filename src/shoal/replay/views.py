@@ -50,34 +50,36 @@ class StoredRows:
     """Rows in a store."""
 
     def __init__(self, store: Store, names: Sequence[str], items: Array) -> None:
-        start, length, history = (
-            items["start"].copy(),
-            items["length"].astype(np.int64),
-            items["history"].astype(np.int64),
-        )
         self.names = names
         self.available: Container[str] = store.columns
-        self.length = length
-        self.history = history
-        self.count = len(start)
+        self.start = items["start"].copy()
+        self.length = items["length"].astype(np.int64)
+        self.history = items["history"].astype(np.int64)
+        self.count = len(items)
         self._store = store
-        self.start = start
-        self._place = start & store.mask
-        self._crosses = bool((self._place + length > store.length).any())
-        if self._crosses:
-            self._jumps = store.jumps(start)
+        self._place = self.start & store.mask
+        crossing = np.flatnonzero(self._place + self.length > store.length)
+        self._crossing = crossing
+        self._jumps = store.jumps(self.start[crossing])  # now: when items are gone the chunks may be linked anew
 
     def addresses(self, offsets: Array, trailing: int = 0) -> Array:
         shape = (self.count,) + (1,) * trailing
         addresses: Array = self.start.reshape(shape) + offsets
-        if self._crosses:
-            beyond = self._place.reshape(shape) + offsets >= self._store.length
-            addresses += beyond * self._jumps.reshape(shape)
+        crossing = self._crossing
+        if len(crossing):  # few items reach into another chunk: only those are looked at
+            axis = addresses.ndim - 1 - trailing
+            which = (slice(None),) * axis + (crossing,)
+            part = addresses[which]
+            ends = (self.start[crossing] - self._place[crossing] + self._store.length).reshape(-1, *shape[1:])
+            part += (part >= ends) * self._jumps.reshape(-1, *shape[1:])
+            addresses[which] = part
         return addresses
 
     def take(self, name: str, addresses: Array) -> Array:
         column = self._store.columns[name]
-        out = buffers.empty(addresses.shape + column.shape[1:], column.dtype)
+        shape = addresses.shape + column.shape[1:]
+        small = addresses.size * column.strides[0] < buffers.SMALL
+        out = np.empty(shape, column.dtype) if small else buffers.empty(shape, column.dtype)
         # "clip" because addresses are right by construction, and it is 3x faster than checking each
         return column.take(addresses, 0, out, "clip")
 

@@ -58,7 +58,12 @@ class Writer:
         self._sequence = 0
         self._next_row = 0  # number of the next row that is appended
         self._next_position: Array | None = None  # of each environment's next row in its episode
+        self._looks_back = any(getattr(pattern, "looks_back", False) for pattern in self._patterns.values())
         self._recent = Recent(self._window)
+        self._states: list[str] = []  # columns that items keep at their first row
+        self._stored: list[str] = []  # columns that are sent
+        self._read: list[str] = []  # columns that a priority function may read
+        self._kept: list[str] = []  # columns that are kept here for a while
         self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # shape and dtype of columns
         self._blocks: list[dict[str, Array]] = []  # appended and not yet sent
         self._items: dict[str, list[Items]] = {}
@@ -74,11 +79,7 @@ class Writer:
         """
         count, environments = self._check(columns)
         items = self._items_of(columns, count, environments, priorities)
-        stored = {
-            name: values
-            for name, values in columns.items()
-            if not name.startswith("state/") and name not in self._transient
-        }
+        stored = {name: columns[name] for name in self._stored}
         for table, new in items.items():
             self._items.setdefault(table, []).append(new)
         waiting = self._next_row - self._first_unsent
@@ -112,6 +113,9 @@ class Writer:
         self._unsent = block
         try:
             result = self._replay.insert(block, timeout)
+        except ValueError:  # it would be refused again
+            self._unsent = None
+            raise
         except Exception:
             self._unsent = replace(block, columns={name: values.copy() for name, values in block.columns.items()})
             raise
@@ -130,27 +134,25 @@ class Writer:
                 f"these rows are of {environments} environments and the ones before of {len(self._next_position)}; "
                 "open a new writer when their number changes"
             )
-        ends = not valid.all()
-        position, following = _positions(valid, ends, self._next_position)
-        kept = {name: values for name, values in columns.items() if self._keeps(name)}
-        self._recent.append({**kept, _POSITION: position}, count)
-        block = Appended(self._next_row, valid, ends, position, self._position_of)
-        states = [name for name in columns if name.startswith("state/")]
+        block = Appended(self._next_row, valid, self._next_position, self._position_of if self._looks_back else None)
+        kept = {name: columns[name] for name in self._kept}
+        if self._looks_back:
+            kept[_POSITION] = block.position
+        self._recent.append(kept, count)
         items = {}
         try:
             for table, pattern in self._patterns.items():
                 spans = pattern.spans(block)
-                row = spans.start + spans.history
                 items[table] = Items(
                     view=pattern.view,
                     spans=spans,
                     priorities=self._priorities_of(table, pattern, spans, priorities),
-                    states={name: self._recent.at(name, spans.environment, row) for name in states},
+                    states=self._states_of(spans),
                 )
         except BaseException:
             self._recent.take_back(count)
             raise
-        self._next_position = following
+        self._next_position = block.next_position
         self._next_row += count
         return items
 
@@ -158,14 +160,10 @@ class Writer:
         """Rows and environments of columns that are those of the first append, or a ValueError."""
         kinds = {name: (values.shape[2:], values.dtype) for name, values in columns.items()}
         if self._kinds is None:
-            check_rows(columns)
-            for name in (*self._priority_columns, *self._transient):
-                if name not in kinds:
-                    raise ValueError(
-                        f"column {name!r} is named by the writer; these rows have {', '.join(sorted(kinds))}"
-                    )
-            self._kinds = kinds
-        elif kinds != self._kinds:
+            shape = check_rows(columns)
+            self._begin(kinds)
+            return shape
+        if kinds != self._kinds:
             name = next(name for name in {**kinds, **self._kinds} if kinds.get(name) != self._kinds.get(name))
             raise ValueError(
                 f"column {name!r} is {_kind(kinds.get(name))} in these rows and {_kind(self._kinds.get(name))} before; "
@@ -173,10 +171,22 @@ class Writer:
             )
         return check_rows(columns)
 
-    def _keeps(self, name: str) -> bool:
-        if name.startswith("state/"):
-            return True
-        return bool(self._priority_columns) and (name in self._priority_columns or name in _ALWAYS_READ)
+    def _begin(self, kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+        """Sort out the columns of the first append."""
+        for name in (*self._priority_columns, *self._transient):
+            if name not in kinds:
+                raise ValueError(f"column {name!r} is named by the writer; these rows have {', '.join(sorted(kinds))}")
+        self._kinds = kinds
+        self._states = [name for name in kinds if name.startswith("state/")]
+        self._stored = [name for name in kinds if name not in self._states and name not in self._transient]
+        self._read = []
+        if self._priority_columns:
+            self._read = [name for name in kinds if name in self._priority_columns or name in _ALWAYS_READ]
+        self._kept = self._states + self._read
+
+    def _states_of(self, spans: Spans) -> dict[str, Array]:
+        row = spans.start + spans.history if self._states else spans.start
+        return {name: self._recent.at(name, spans.environment, row) for name in self._states}
 
     def _position_of(self, environment: Array, row: Array) -> Array:
         return self._recent.at(_POSITION, environment, row)
@@ -192,8 +202,7 @@ class Writer:
         else:
             if not self._priority_columns:
                 raise ValueError("a priority function needs Writer(..., priority_columns=[the columns that it reads])")
-            names = [name for name in self._recent.names if name != _POSITION and not name.startswith("state/")]
-            data, _ = pattern.view.gather(self._recent.rows_of(spans, names), "time")
+            data, _ = pattern.view.gather(self._recent.rows_of(spans, self._read), "time")
             priorities = np.asarray(rule(data), np.float64)
             if priorities.shape != (len(spans),):
                 raise ValueError(
@@ -209,19 +218,6 @@ _ALWAYS_READ = ("reward", "terminated", "valid")  # what views need besides the 
 
 def _kind(kind: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
     return "missing" if kind is None else f"{kind[1]} of shape {kind[0]}"
-
-
-def _positions(valid: Array, ends: bool, next_position: Array) -> tuple[Array, Array]:
-    """Each row's place in its episode [T, B], and that of the row to come [B]."""
-    count = len(valid)
-    steps = np.arange(count)[:, None]
-    if not ends:
-        return next_position + steps, next_position + count
-    last_end = np.empty((count + 1, valid.shape[1]), np.int64)  # newest row before this one that ended an episode
-    last_end[0] = -1 - next_position
-    last_end[1:] = np.where(valid, np.iinfo(np.int64).min, steps)
-    np.maximum.accumulate(last_end, axis=0, out=last_end)
-    return steps - 1 - last_end[:-1], count - 1 - last_end[-1]
 
 
 def _join(parts: list[Items]) -> Items:
