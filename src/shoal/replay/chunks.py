@@ -116,7 +116,7 @@ class Store:
         """Take a reference from each; free those that have none left and do not follow one that has."""
         np.subtract.at(self.references, chunks, _ONE)
         left = self.references.take(chunks)
-        if not left.all():
+        if not np.minimum.reduce(left, initial=1):
             ended = np.unique(chunks[left == 0])
             self._free_unheld(np.union1d(ended, self.following[ended]))
 
@@ -214,7 +214,8 @@ class Streams:
 
     def addresses(self, environment: Array, row: Array) -> Array:
         """Where these rows of these environments are stored."""
-        shift, first, last = self.store.shift, int(row.min()) - self._base, int(row.max()) - self._base
+        shift = self.store.shift
+        first, last = int(np.minimum.reduce(row)) - self._base, int(np.maximum.reduce(row)) - self._base
         if first >> shift == last >> shift:  # all in one chunk, as most blocks are
             addresses: Array = self._begins[first >> shift].take(environment)
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .checks import check_block, check_window
 from .chunks import Piece, Schema, Store, Streams, schema_of
 from .limiters import Round
@@ -130,18 +132,19 @@ class Intake:
             writer.accepted[name] = writer.refused[name] = 0
             if not len(spans):
                 continue
-            if spans.start.min() < streams.first_row:
+            if np.minimum.reduce(spans.start) < streams.first_row:
                 kept = spans.start >= streams.first_row
                 self.refuse(writer, name, int((~kept).sum()))
                 spans, priorities = spans.select(kept), priorities[kept]
                 states = {column: values[kept] for column, values in states.items()}
+                if not len(spans):
+                    continue
             start = streams.addresses(spans.environment, spans.start)
             versions = None
             if isinstance(table.limiter, Round):
                 last = streams.addresses(spans.environment, spans.start + spans.length - 1)
                 versions = streams.store.columns["version"][last]
-            if len(spans):
-                writer.arriving[name] = Arriving(start, spans.length, spans.history, priorities, states, versions)
+            writer.arriving[name] = Arriving(start, spans.length, spans.history, priorities, states, versions)
 
     def admit(self, writer: KnownWriter) -> None:
         """Let in what the limiters allow at this moment."""

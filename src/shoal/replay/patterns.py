@@ -89,10 +89,10 @@ class _Rollout:
         # an item ends at every row whose number is a multiple of the length, except the very first
         first = -(-max(block.first_row, 1) // self.length) * self.length
         ends = max(0, -(-(block.first_row + count - first) // self.length))
-        index, environment, ones, history = _all_rows(ends, environments)
+        index, environment, length, history = _all_rows(ends, environments, self.length + 1)
         starts = index * self.length + (first - self.length)
         if not self.view.stack:
-            return Spans(environment, starts, ones * (self.length + 1), history)
+            return Spans(environment, starts, length, history)
         history = np.minimum(block.position_of(environment, starts), _history(self.view.stack))
         return Spans(environment, starts - history, self.length + 1 + history, history)
 
@@ -118,9 +118,11 @@ class _NStep:
 
     def spans(self, block: Appended) -> Spans:
         # a row completes the item that begins n rows before it in the same episode
-        if not block.ends and not self.view.stack and block.begin.min() >= self.n:  # as nearly all blocks are
-            step, environment, ones, zeros = _all_rows(*block.valid.shape)
-            return Spans(environment, step + (block.first_row - self.n), ones * (self.n + 1), zeros)
+        if (
+            not block.ends and not self.view.stack and np.minimum.reduce(block.begin) >= self.n
+        ):  # as nearly all blocks are
+            step, environment, length, history = _all_rows(*block.valid.shape, self.n + 1)
+            return Spans(environment, step + (block.first_row - self.n), length, history)
         step, environment = np.nonzero(block.position >= self.n)
         taken = np.full(len(step), self.n)
         if block.ends:  # an episode's last row completes the shorter items too
@@ -227,11 +229,11 @@ def _ending_at(block: Appended, step: Array, environment: Array, taken: Array, s
 
 
 @lru_cache(maxsize=64)
-def _all_rows(count: int, environments: int) -> tuple[Array, Array, Array, Array]:
-    """Step and environment of every row of a block in order of time, and as many ones and zeros."""
+def _all_rows(count: int, environments: int, length: int) -> tuple[Array, Array, Array, Array]:
+    """Step and environment of every row of a block in order of time, and as many lengths and histories of nothing."""
     step = np.repeat(np.arange(count), environments)
     environment = np.tile(np.arange(environments), count)
-    arrays = step, environment, np.ones_like(step), np.zeros_like(step)
+    arrays = step, environment, np.full_like(step, length), np.zeros_like(step)
     for array in arrays:
         array.flags.writeable = False  # shared by all callers
     return arrays

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import as_slice
 from .messages import Array
 from .sumtree import SumTree
 
@@ -24,10 +23,11 @@ class Running(ABC):
     item_bytes = 0  # memory that it needs per item
 
     @abstractmethod
-    def insert(self, slots: Array) -> None: ...
+    def insert(self, slots: Array, place: Array | slice) -> None:
+        """`place` is the slots once more, as a slice where they are neighbours."""
 
     @abstractmethod
-    def remove(self, slots: Array) -> None: ...
+    def remove(self, slots: Array, place: Array | slice) -> None: ...
 
     @abstractmethod
     def update(self, slots: Array) -> None: ...
@@ -122,13 +122,13 @@ class _Members(Drawn):
         self._place = np.empty(slots, np.int32)
         self._size = 0
 
-    def insert(self, slots: Array) -> None:
+    def insert(self, slots: Array, place: Array | slice) -> None:
         end = self._size + len(slots)
         self._slots[self._size : end] = slots
-        self._place[slots] = np.arange(self._size, end)
+        self._place[place] = np.arange(self._size, end)
         self._size = end
 
-    def remove(self, slots: Array) -> None:
+    def remove(self, slots: Array, place: Array | slice) -> None:
         left = self._size - len(slots)
         holes = self._place[slots]
         in_tail = holes >= left
@@ -168,8 +168,7 @@ class _Weighted(Drawn):
         self._scattered: list[Array] = []
         self._changes = 0
 
-    def insert(self, slots: Array) -> None:
-        place = as_slice(slots)
+    def insert(self, slots: Array, place: Array | slice) -> None:
         if not isinstance(place, slice):
             self._scattered.append(slots)
         elif self._ranges and place.start == self._ranges[-1][1]:
@@ -181,10 +180,10 @@ class _Weighted(Drawn):
             self._settle()
 
     def update(self, slots: Array) -> None:
-        self.insert(slots)
+        self.insert(slots, slots)
 
-    def remove(self, slots: Array) -> None:
-        self.insert(slots)
+    def remove(self, slots: Array, place: Array | slice) -> None:
+        self.insert(slots, place)
 
     def _settle(self) -> None:
         for first, end in self._ranges:
@@ -227,20 +226,20 @@ class _InOrder(Ranked):
         self._gaps = 0  # marked entries between head and tail
         self._offered: Array | None = None  # what `first` gave last
 
-    def insert(self, slots: Array) -> None:
+    def insert(self, slots: Array, place: Array | slice) -> None:
         self._offered = None
         if self._tail + len(slots) > len(self._list):
             self._close_gaps()
         end = self._tail + len(slots)
         self._list[self._tail : end] = slots
-        self._place[slots] = np.arange(self._tail, end)
+        self._place[place] = np.arange(self._tail, end)
         self._tail = end
 
-    def remove(self, slots: Array) -> None:
+    def remove(self, slots: Array, place: Array | slice) -> None:
         if slots is self._offered and not self._gaps:
             self._take_offered(len(slots))
         else:
-            self._place[slots] = 0
+            self._place[place] = 0
             self._gaps += len(slots)
         self._offered = None
 
@@ -322,7 +321,7 @@ class _Extreme(Ranked):
         self._count = 0
         self._bound = (-np.inf, -1)  # value and key: equal values rank by age
 
-    def insert(self, slots: Array) -> None:
+    def insert(self, slots: Array, place: Array | slice) -> None:
         near = slots[self._within(slots)]
         if len(near):
             self._candidates.append(near)
@@ -331,9 +330,9 @@ class _Extreme(Ranked):
                 self._collect(0)
 
     def update(self, slots: Array) -> None:
-        self.insert(slots)
+        self.insert(slots, slots)
 
-    def remove(self, slots: Array) -> None:
+    def remove(self, slots: Array, place: Array | slice) -> None:
         pass  # an empty slot is recognised by its key
 
     def first(self, count: int) -> Array:

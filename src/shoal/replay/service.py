@@ -235,16 +235,17 @@ class Replay:
         with self._changed:
             self._check_open()
             slots = running.find(np.unique(np.asarray(keys, np.int64)))
-            count = len(running.delete(slots[slots >= 0]))
+            slots = slots[slots >= 0]
+            running.delete(slots)
             self._notify()
-            return count
+            return len(slots)
 
     def trim(self, table: str) -> int:
         """Remove what a soft capacity has let in beyond the capacity; how many items that were."""
         running = self._table(table)
         with self._changed:
             self._check_open()
-            count = len(running.shrink(running.description.capacity))
+            count = running.shrink(running.description.capacity)
             self._notify()
             return count
 

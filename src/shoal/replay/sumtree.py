@@ -62,7 +62,7 @@ class SumTree:
         drawn = np.empty(count, np.int64)
         drawn[order] = self._descend(uniform[order])
         weights = self.leaves.take(drawn)
-        if not weights.all():  # rounding at the edge of a node's range
+        if np.minimum.reduce(weights) == 0.0:  # rounding at the edge of a node's range
             again = np.flatnonzero(weights == 0.0)
             drawn[again], weights[again] = self.draw(len(again), generator)
         return drawn, weights

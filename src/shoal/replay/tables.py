@@ -54,6 +54,7 @@ class RunningTable:
         self._words = self.items.view(np.int64).reshape(slots, -1)  # the same: numpy copies fields one by one
         self.start, self.length, self.key = self.items["start"], self.items["length"], self.items["key"]
         self.times_sampled, self.priority = self.items["times_sampled"], self.items["priority"]
+        self._slots = slots
         self.states: dict[str, Array] = {}
         self.wanted = frozenset(table.signature or ())  # columns of a sample; all when empty
         self.store: Store | None = None
@@ -161,7 +162,8 @@ class RunningTable:
         in_order = slots[np.argsort(self.key[slots])]
         for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
             if role == "sampler" or selector is not self.sampler:
-                selector.insert(arrays[role].astype(np.int64) if role in arrays else in_order)
+                order = arrays[role].astype(np.int64) if role in arrays else in_order
+                selector.insert(order, order)
         if store is not None and view is not None:
             states = {name: values for name, values in arrays.items() if name.startswith("state/")}
             self.bind(view, store, states)
@@ -185,11 +187,12 @@ class RunningTable:
     def insert(self, start: Array, length: Array, history: Array, priority: Array, states: dict[str, Array]) -> Array:
         """Add items (at most `room`), removing others first where there is no space; their keys."""
         count = len(start)
-        if self.size + count > self.description.slots:
+        if self.counts.size + count > self._slots:
             self.shrink(self.description.capacity - count)
         slots = self._take_slots(count)
         number = self.counts.inserts + 1  # a key is never 0
-        keys = (np.arange(number, number + count) << self._bits) | slots
+        keys = np.arange(number << self._bits, (number + count) << self._bits, 1 << self._bits)
+        keys += slots
         place = as_slice(slots)
         items = self.items[place] if isinstance(place, slice) else np.empty(count, ITEM)
         items["start"], items["length"], items["history"] = start, length, history
@@ -199,7 +202,7 @@ class RunningTable:
         for name, values in states.items():
             self.states[name][slots] = values
         for selector in self._selectors:
-            selector.insert(slots)
+            selector.insert(slots, place)
         self.counts.size += count
         self.counts.inserts += count
         self.uses_left += count * self.description.max_times_sampled
@@ -222,27 +225,28 @@ class RunningTable:
 
     # Removing
 
-    def shrink(self, size: int) -> Array:
-        """Let the remover take items until `size` are left; the keys of those removed."""
-        gone: list[Array] = []
-        while self.size > size:
-            wanted = self.size - size
+    def shrink(self, size: int) -> int:
+        """Let the remover take items until `size` are left; how many those were."""
+        gone = 0
+        while (wanted := self.counts.size - size) > 0:
             if isinstance(self.remover, Drawn):
                 slots = np.unique(self.remover.draw(wanted, self.generator)[0])
             else:
                 slots = self.remover.first(wanted)
-            gone.append(self.delete(slots))
-        return np.concatenate(gone) if gone else np.empty(0, np.int64)
+            self.delete(slots)
+            gone += len(slots)
+        return gone
 
-    def delete(self, slots: Array) -> Array:
-        """Remove the items in these slots (each named once); their keys."""
+    def delete(self, slots: Array) -> None:
+        """Remove the items in these slots, each named once."""
         place = as_slice(slots)
         items = self.items[place] if isinstance(place, slice) else self.items.take(slots)
-        keys: Array = items["key"].copy()
+        for extension in self._extensions:
+            extension.deleted(self.description.name, items["key"].copy())
         if self.store is not None:
             self.store.drop(items["start"] >> self.store.shift)
         for selector in self._selectors:
-            selector.remove(slots)
+            selector.remove(slots, place)
         self.key[place] = EMPTY
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
@@ -251,9 +255,6 @@ class RunningTable:
         limit = self.description.max_times_sampled
         if limit:
             self.uses_left -= int((limit - items["times_sampled"]).sum())
-        for extension in self._extensions:
-            extension.deleted(self.description.name, keys)
-        return keys
 
     # Sampling
 

@@ -187,8 +187,12 @@ class Transition:
                 data[name] = rows.take(name, at_first)
                 if follows:
                     data[f"next_{name}"] = rows.take(name, at_last)
-        discount = np.float32(self.discount) if self.n == 1 else (self.discount**taken).astype(np.float32)
-        data["discount"] = discount * ~rows.take("terminated", before_last)
+        if self.n == 1:
+            discount = np.full(rows.count, self.discount, np.float32)
+        else:
+            discount = (self.discount**taken).astype(np.float32)
+        discount[rows.take("terminated", before_last)] = 0.0
+        data["discount"] = discount
         return data, windows
 
     def _rewards(self, rows: Rows, taken: Array, at_first: Array) -> Array:
