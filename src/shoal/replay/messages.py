@@ -85,6 +85,7 @@ class Mass:
 
     size: int
     mass: float  # sum of what its sampler draws in proportion to
+    largest: float  # batch that may be asked for at once
     independent: bool  # items are drawn at random and stay: drawing some does not change what is left
 
 

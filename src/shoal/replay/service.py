@@ -227,7 +227,7 @@ class Replay:
                 )
                 self._check_open()
             running = self._tables[table]
-            return Mass(running.size, running.mass(), running.independent)
+            return Mass(running.size, running.mass(), running.largest_sample, running.independent)
 
     def delete(self, table: str, keys: Array) -> int:
         """Remove items by key; how many were there."""

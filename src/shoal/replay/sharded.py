@@ -99,7 +99,10 @@ class ShardedReplay:
             self._await_any(table, list(masses), deadline)
         counts = self._generator.multinomial(batch, [weight / total for weight in weights.values()])
         wanted = {index: int(count) for index, count in zip(weights, counts) if count}
-        parts = self._draw(table, wanted, least / batch, layout, deadline)
+        minimum_of = {
+            index: min(max(1, int(count * least / batch)), masses[index].largest) for index, count in wanted.items()
+        }
+        parts = self._draw(table, wanted, minimum_of, layout, deadline)
         if sum(map(len, parts.values())) < least:  # a shard died: what it was to give comes from the others
             return self.sample(table, batch, timeout=_left(deadline), layout=layout, minimum=minimum)
         living = {index: weight for index, weight in weights.items() if index not in self._dead}
@@ -115,11 +118,11 @@ class ShardedReplay:
         return _join(whole, table_size=sum(masses[index].size for index in living), mass=total)
 
     def _draw(
-        self, table: str, wanted: dict[int, int], part: float, layout: Layout, deadline: float | None
+        self, table: str, wanted: dict[int, int], minimum: dict[int, float], layout: Layout, deadline: float | None
     ) -> dict[int, Sample]:
-        options = {"timeout": _left(deadline), "layout": layout}
         calls = {index: (table, count) for index, count in wanted.items()}
-        named = {index: {**options, "minimum": max(1, int(count * part))} for index, count in wanted.items()}
+        left = _left(deadline)
+        named = {index: {"timeout": left, "layout": layout, "minimum": int(minimum[index])} for index in wanted}
         return self._ask("sample", calls, named)
 
     def _from_one(

@@ -68,7 +68,7 @@ class RunningTable:
         self.stale_updates = 0  # priorities for items that were gone
         self.uses_left = 0  # samples that remain before max_times_sampled removes everything
         times = max(1, table.max_times_sampled)
-        self._largest_sample = min(table.capacity * times, self.limiter.largest_sample(table.capacity, times))
+        self.largest_sample = min(table.capacity * times, self.limiter.largest_sample(table.capacity, times))
         self._bits = max(1, (slots - 1).bit_length())
         self._fresh = 0  # slots from here on were never used
         self._free = np.empty(slots, np.int32)
@@ -271,10 +271,10 @@ class RunningTable:
             raise ValueError(f"layout={layout!r} is neither 'time' nor 'batch'")
         if not 1 <= least <= batch:
             raise ValueError(f"a sample of table {name!r} needs 1 <= minimum <= batch, not {least} and {batch}")
-        if least > self._largest_sample:
+        if least > self.largest_sample:
             raise ValueError(
                 f"a sample of {least:,} can never come from table {name!r}, which gives at most "
-                f"{self._largest_sample:,} at once with capacity={capacity:,} and {self.description.limiter}; "
+                f"{self.largest_sample:,} at once with capacity={capacity:,} and {self.description.limiter}; "
                 "ask for less or enlarge those"
             )
 
