@@ -78,7 +78,6 @@ def tiny(algorithm: Any, updates: int | None, **options: Any) -> Program:
 PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "impala": (impala, {"batch": 5, "queue": 16}),
     "ppo": (ppo, {"actors": 2}),
-    "ppo overlapping": (ppo, {"actors": 2, "overlap": True}),
     "appo": (appo, {"batch": 5, "queue": 16}),
 }
 

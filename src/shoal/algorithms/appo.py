@@ -232,9 +232,17 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)
     replay = p.add("replay", Replay, [Table.queue("rollouts", cfg.queue)])
-    learner = partial(Appo, cfg, env)
     add_learners(
-        p, cfg.learners, learner, "rollouts", cfg.batch, replay, weights, metrics, max_updates=settings.max_updates
+        p,
+        cfg.learners,
+        partial(Appo, cfg, env),
+        "rollouts",
+        cfg.batch,
+        replay,
+        weights,
+        metrics,
+        prefetch=0,  # what waits for the learner grows old
+        max_updates=settings.max_updates,
     )
     policy, patterns = partial(make_policy, cfg, env), {"rollouts": rollout(cfg.unroll)}
     add_actors(p, cfg, env, policy, patterns, cfg.unroll, replay, weights, metrics)

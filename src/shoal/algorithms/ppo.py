@@ -50,7 +50,6 @@ class Config:
     envs_per_actor: int = 32
     vectorizer: str = "auto"  # native where the environment has one, else sync
     unroll: int = 64  # transitions of each environment per iteration
-    overlap: bool = False  # actors go on during learning: twice the hardware at work, data one version older
 
     # learning
 
@@ -235,7 +234,7 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     items = cfg.actors * cfg.envs_per_actor
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)
-    replay = p.add("replay", Replay, [(Table.queue if cfg.overlap else Table.quota)("rollouts", items)])
+    replay = p.add("replay", Replay, [Table.quota("rollouts", items)])
     add_learners(
         p,
         cfg.learners,
@@ -246,10 +245,10 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         weights,
         metrics,
         prefetch=0,
-        synchronous=not cfg.overlap,
+        synchronous=True,
         max_updates=settings.max_updates,
     )
     policy, patterns = partial(make_policy, cfg, env), {"rollouts": rollout(cfg.unroll)}
-    add_actors(p, cfg, env, policy, patterns, cfg.unroll, replay, weights, metrics, synchronous=not cfg.overlap)
+    add_actors(p, cfg, env, policy, patterns, cfg.unroll, replay, weights, metrics, synchronous=True)
     add_evaluator(p, settings, cfg, env, partial(policy, greedy=True), weights, metrics)
     return p
