@@ -19,11 +19,19 @@ def marked_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARKER) == os.environ[MARKER]:
+            own = process.pid != os.getpid() and process.environ().get(MARKER) == os.environ[MARKER]
+            if own and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
-    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return found
+
+
+def _named(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return "gone meanwhile"
 
 
 def shared_segments() -> set[str]:
@@ -31,8 +39,8 @@ def shared_segments() -> set[str]:
 
 
 def temporary_files() -> set[Path]:
-    """What lies in the temporary directory, which is this session's own."""
-    return set(Path(tempfile.gettempdir()).iterdir())
+    """What lies in the temporary directory, which is this session's own; torch's cache of compiled code is torch's."""
+    return {path for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith("torchinductor_")}
 
 
 def left_behind(segments: set[str], patience: float = 10.0) -> str:
@@ -45,6 +53,6 @@ def left_behind(segments: set[str], patience: float = 10.0) -> str:
         if not processes and not new_segments and not new_files:
             return ""
         if time.monotonic() > deadline:
-            shown = {process.pid: " ".join(process.cmdline()) for process in processes if process.is_running()}
+            shown = {process.pid: _named(process) for process in processes}
             return f"processes {shown}, shared memory {new_segments}, files {new_files}"
         time.sleep(0.1)
