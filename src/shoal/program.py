@@ -30,6 +30,9 @@ class Resources:
     node: str | None = None  # the name of a machine, as a custom resource of the Ray cluster
 
 
+ANYWHERE = Resources(cpus=0.0)  # what a node asks for unless it is told otherwise: all fit on one machine
+
+
 @dataclass(frozen=True)
 class Handle:
     """Names a node of the program; becomes a client inside the node that receives it."""
@@ -43,7 +46,7 @@ class Node:
     factory: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    resources: Resources = Resources()
+    resources: Resources = ANYWHERE
     restart: bool = False  # a lost node is started again; otherwise its loss ends the run
 
     def callees(self) -> list[str]:

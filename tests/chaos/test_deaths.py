@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import psutil
 import pytest
 from victim import small_program
 
+from leftovers import temporary_files
 from shoal.program import Handle
 from shoal.runtime import Run, RunFailed, launch
 
@@ -95,59 +94,58 @@ def test_killing_actors_again_and_again_does_not_end_a_run(runtime: str) -> None
 # ---- the parent
 
 
+@pytest.fixture
+def files() -> set[Path]:
+    return temporary_files()
+
+
 @pytest.fixture(params=["local", RAY])
 def victim(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A run of its own, learning, with its own Ray where it needs one."""
     if request.param == "ray":
         pytest.importorskip("ray")
-    before = set(Path(tempfile.gettempdir()).iterdir())
     process = subprocess.Popen(
         [sys.executable, str(VICTIM), request.param], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     yield process
     process.kill()
     process.wait()
-    if request.param == "ray":  # nobody is left to remove what a killed Ray had written
-        for path in set(Path(tempfile.gettempdir()).iterdir()) - before:
-            shutil.rmtree(path)
 
 
-def family(process: subprocess.Popen[str]) -> tuple[list[psutil.Process], list[psutil.Process]]:
-    """The nodes of a run that learns, and the other processes it has started."""
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All descendants of a run that learns."""
     assert process.stdout is not None
-    nodes = set(json.loads(process.stdout.readline()).values())
+    nodes = json.loads(process.stdout.readline())
     descendants = psutil.Process(process.pid).children(recursive=True)
-    found = [child for child in descendants if child.pid in nodes]
-    assert len(found) == len(nodes)
-    return found, [child for child in descendants if child.pid not in nodes]
+    assert {child.pid for child in descendants} >= set(nodes.values())
+    return descendants
 
 
-def assert_gone(nodes: list[psutil.Process], others: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(nodes, timeout=5.0)
+def assert_gone(processes: list[psutil.Process], files: set[Path]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=5.0)
     assert not alive
-    _, alive = psutil.wait_procs(others, timeout=15.0)  # Ray's own helpers look for their parent every few seconds
-    assert not alive
+    assert temporary_files() <= files
 
 
-def test_no_node_outlives_a_killed_parent_by_five_seconds(victim: subprocess.Popen[str]) -> None:
+def test_nobody_outlives_a_killed_parent_by_five_seconds(files: set[Path], victim: subprocess.Popen[str]) -> None:
     processes = family(victim)
     os.kill(victim.pid, signal.SIGKILL)
-    assert_gone(*processes)
+    assert_gone(processes, files)
 
 
-def test_an_interrupt_from_the_keyboard_ends_all(victim: subprocess.Popen[str]) -> None:
-    files = set(Path(tempfile.gettempdir()).iterdir())
+def test_an_interrupt_from_the_keyboard_ends_all(files: set[Path], victim: subprocess.Popen[str]) -> None:
     processes = family(victim)
     os.killpg(victim.pid, signal.SIGINT)  # as a terminal does, to the whole group
     victim.wait(15.0)
-    assert_gone(*processes)
-    assert set(Path(tempfile.gettempdir()).iterdir()) <= files
+    assert_gone(processes, files)
 
 
 @pytest.mark.parametrize("death", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.slow
-def test_nobody_outlives_a_parent_that_was_told_to_end(victim: subprocess.Popen[str], death: signal.Signals) -> None:
+def test_nobody_outlives_a_parent_that_was_told_to_end(
+    files: set[Path], victim: subprocess.Popen[str], death: signal.Signals
+) -> None:
     processes = family(victim)
     os.kill(victim.pid, death)
     victim.wait(15.0)
-    assert_gone(*processes)
+    assert_gone(processes, files)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import sys
 import tempfile
@@ -25,10 +24,11 @@ from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.errors import UserError
-from shoal.program import Client, Context, Handle, Node, Program, Resources, node_seed
-from shoal.runtime import host
+from shoal.program import ANYWHERE, Client, Context, Handle, Node, Program, node_seed
+from shoal.runtime import host, placement
 from shoal.runtime.endpoints import NOWHERE, Endpoint, connect
 from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.reaper import Reaper
 from shoal.runtime.remote import RemoteNode, make_lanes
 from shoal.runtime.supervise import Supervisor
 
@@ -55,7 +55,7 @@ class Cluster:
 
     def __init__(self, address: str | None) -> None:
         self._joined = False  # whether leaving is up to us
-        self._directory: str | None = None
+        self._reaper: Reaper | None = None
         self._environment: dict[str, str] = {}
         if ray.is_initialized():
             self._environment = _threads()
@@ -66,45 +66,26 @@ class Cluster:
                 self._environment = _threads()
                 join(address)
             else:
-                self._directory = _short_directory()
-                _start(self._directory)
+                directory = _short_directory()
+                self._reaper = Reaper(directory)
+                _start(directory)
             self._joined = True
         except BaseException:
             self.close()
             raise
-
-    def check(self, program: Program) -> None:
-        """Say at once what would never be placed; Ray would wait for ever."""
-        machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
-        total: dict[str, float] = {}
-        for node in program.nodes.values():
-            demand = _demand(node)
-            if not any(_fits(demand, machine) for machine in machines):
-                raise UserError(
-                    f"node {node.name!r} asks for {_amounts(demand)}, which no machine of the Ray cluster has: "
-                    "ask for less or add such a machine"
-                )
-            for name, amount in demand.items():
-                total[name] = total.get(name, 0.0) + amount
-        everything = {name: sum(machine.get(name, 0.0) for machine in machines) for name in total}
-        if not _fits(total, everything):
-            raise UserError(
-                f"the nodes ask for {_amounts(total)} together, but the Ray cluster has {_amounts(everything)}: "
-                "ask for less or add machines"
-            )
 
     def options(self, node: Node) -> dict[str, Any]:
         """How Ray is to run a node. The supervisor restarts nodes, never Ray: it would repeat calls silently."""
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": RemoteNode.ORDERS}
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
-        demand = _demand(node)
+        demand = placement.demand(node)
         options["num_cpus"] = demand.pop("CPU", 0)
         options["num_gpus"] = demand.pop("GPU", 0)
         options["memory"] = demand.pop("memory", None)
         if demand:
             options["resources"] = demand
-        elif node.resources == Resources():
+        elif node.resources == ANYWHERE:
             # services stay together with the driver, what there are many of is spread over the machines
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             options["scheduling_strategy"] = "SPREAD" if node.restart else here
@@ -114,8 +95,9 @@ class Cluster:
         if self._joined:
             ray.shutdown()
             self._joined = False
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._reaper is not None:
+            self._reaper.close()
+            self._reaper = None
 
 
 def _short_directory() -> str:
@@ -194,35 +176,6 @@ def _loopback() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = before
 
 
-def _demand(node: Node) -> dict[str, float]:
-    """A node's resources in Ray's names. Unless they were set it asks for nothing: all nodes fit on any machine."""
-    resources = node.resources
-    if resources == Resources():
-        return {}
-    demand = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory or 0)}
-    if resources.node is not None:
-        demand[f"node:{resources.node}"] = 0.001
-    return {name: amount for name, amount in demand.items() if amount}
-
-
-def _fits(demand: dict[str, float], offer: dict[str, float]) -> bool:
-    return all(offer.get(name, 0.0) >= amount for name, amount in demand.items())
-
-
-def _amounts(resources: dict[str, float]) -> str:
-    words = []
-    for name, amount in sorted(resources.items()):
-        if name == "object_store_memory" or name.startswith("node:__"):
-            continue
-        if name.startswith("node:"):
-            words.append(f"the machine {name.removeprefix('node:')!r}")
-        elif name == "memory":
-            words.append(f"{amount / 2**30:.3g} GB of memory")
-        else:
-            words.append(f"{amount:g} {name}")
-    return ", ".join(words) or "nothing"
-
-
 # ---- the driver's side ----------------------------------------------------------------------------------------------
 
 
@@ -257,7 +210,7 @@ class RayRun:
         self._placing = True  # nodes begin when all of them have a place
         self._cluster = Cluster(address)
         try:
-            self._cluster.check(program)
+            placement.check(program, [machine["Resources"] for machine in ray.nodes() if machine["Alive"]])
             for node in program.nodes.values():
                 self._create(node)
             self._placed()
@@ -350,7 +303,7 @@ class RayRun:
                 names = ", ".join(repr(process.node.name) for process in unplaced)
                 raise UserError(
                     f"Ray has not started {names} within {PLACING:.0f} s: the cluster has "
-                    f"{_amounts(ray.available_resources())} free; ask for less or add machines"
+                    f"{placement.amounts(ray.available_resources())} free; ask for less or add machines"
                 )
             self._hear(left)
         for process in self._processes.values():

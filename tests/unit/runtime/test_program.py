@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.program import Context, Handle, Program, Resources, current, futures, node_seed, set_current
+from shoal.program import ANYWHERE, Context, Handle, Program, Resources, current, futures, node_seed, set_current
 
 
 class Thing:
@@ -49,7 +49,7 @@ def test_resources_and_restarts_are_attached_apart_from_the_wiring() -> None:
     program.place("learner", restart=True)
     assert program.nodes["actor/1"].resources == Resources(cpus=0.5)
     assert program.nodes["actor/1"].restart
-    assert program.nodes["learner"].resources == Resources()
+    assert program.nodes["learner"].resources == ANYWHERE
     assert program.nodes["learner"].restart
     with pytest.raises(ValueError, match="no node matches 'actr"):
         program.place("actr/*")
