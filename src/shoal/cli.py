@@ -271,7 +271,7 @@ def _bench_throughput(words: Sequence[str]) -> int:
 def _bench_replay(words: Sequence[str]) -> int:
     import importlib  # the benchmark brings its own options and workloads
 
-    return int(importlib.import_module("shoal.replay.bench").main(list(words)))
+    return int(importlib.import_module("shoal.experiment.replay_bench").main(list(words)))
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
