@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import sys
 import tempfile
@@ -14,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.program import Program
+from shoal.loops.recorder import Ahead
+from shoal.program import Program, futures
 from shoal.replay import Pattern, Prioritized, Replay, Table, Writer, n_step, sequence
 from shoal.runtime import launch
 
 TABLE = "experience"
+PREFETCH = 2
 WINDOW = 0.5  # seconds per measurement; the best of several counts
 
 
@@ -51,7 +54,7 @@ class Work:
 
 
 WORKS = {
-    "transitions": Work((4,), "float32", n_step(1, 0.99), 1_000_000, 64, 20, 512),
+    "transitions": Work((4,), "float32", n_step(1, 0.99), 1_000_000, 64, 100, 512),
     "frame stacks": Work((84, 84), "uint8", n_step(1, 0.99, stack={"observation": 4}), 40_000, 16, 20, 256),
     "sequences": Work((84, 84), "uint8", sequence(80, period=40), 1_000, 16, 40, 16),
 }
@@ -62,7 +65,7 @@ class Driver:
 
     def __init__(self, work: Work, replay: Replay) -> None:
         self._work, self._replay = work, replay
-        self._writer = Writer(replay, {TABLE: work.pattern})
+        self._writer = Writer(Ahead(replay), {TABLE: work.pattern})  # as actors write
         self._block = work.block()
         self._random = np.random.default_rng(1)
 
@@ -70,18 +73,23 @@ class Driver:
         """Until items are removed for every one that comes, and all memory has been touched."""
         accepted = 0
         while accepted < 1.3 * self._work.capacity:
-            accepted += self._writer.append(self._block).accepted[TABLE]
+            accepted += self._writer.append(self._block).accepted.get(TABLE, 0)
 
     def insert_for(self, seconds: float) -> float:
         items, begun = 0, time.perf_counter()
         while (spent := time.perf_counter() - begun) < seconds:
-            items += self._writer.append(self._block).accepted[TABLE]
+            items += self._writer.append(self._block).accepted.get(TABLE, 0)
         return items / spent
 
     def sample_for(self, seconds: float) -> float:
+        ask = futures(self._replay).sample  # as learners read: the next batches are asked for ahead of time
         items, begun = 0, time.perf_counter()
+        asked = collections.deque(ask(TABLE, self._work.batch) for _ in range(PREFETCH))
         while (spent := time.perf_counter() - begun) < seconds:
-            items += len(self._replay.sample(TABLE, self._work.batch))
+            items += len(asked.popleft().result())
+            asked.append(ask(TABLE, self._work.batch))
+        for left in asked:
+            left.result()
         return items / spent
 
     def train_for(self, seconds: float) -> float:
