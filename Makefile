@@ -25,8 +25,8 @@ check: .venv/dev  ## format, lint, types, import directions
 bench: .venv/core  ## steps per second, the median of five runs
 	$(BIN)/shoal bench throughput impala --env CartPole-v1 --seconds 10 --repeat 5
 
-bench-replay: .venv/core  ## items per second of the replay service
-	$(BIN)/shoal bench replay
+bench-replay: .venv/core  ## the replay service beside Reverb and cpprb
+	$(BIN)/python bench/replay/compare.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache
