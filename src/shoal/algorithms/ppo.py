@@ -47,9 +47,9 @@ class Config:
     # acting
 
     actors: int = 2
-    envs_per_actor: int = 32
+    envs_per_actor: int = 64
     vectorizer: str = "auto"  # native where the environment has one, else sync
-    unroll: int = 64  # transitions of each environment per iteration
+    unroll: int = 32  # transitions of each environment per iteration
 
     # learning
 
