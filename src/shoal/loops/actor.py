@@ -82,8 +82,8 @@ class ActorLoop:
         while not complete:
             outcome = driven.step(recorder.act(driven.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
-        self._refresh()
         driven.end_of_block()
+        self._refresh()
 
     def close(self) -> None:
         self._driven.envs.close()
