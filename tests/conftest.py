@@ -33,6 +33,7 @@ def ray_cluster(nothing_left_behind: None) -> Iterator[str]:
     """One Ray cluster for the whole session, since starting it takes seconds; its value is the address."""
     ray = pytest.importorskip("ray")
     directory = tempfile.mkdtemp()
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or its nodes starve where much else runs
     ray.init(
         address="local",
         num_cpus=2,

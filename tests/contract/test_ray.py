@@ -94,7 +94,7 @@ def test_a_node_is_placed_on_the_machine_it_names() -> None:
 
 
 def test_nodes_are_placed_by_their_resources() -> None:
-    program, service = one_node(Resources(cpus=1.5))
+    program, service = one_node(Resources(cpus=1.5, memory=1 << 28))
     free = ray.available_resources().get("CPU", 0.0)
     with launch(program, "ray") as run:
         assert run.client(service).echo(1) == 1

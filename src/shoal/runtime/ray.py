@@ -70,6 +70,7 @@ class Cluster:
                 self._reaper = Reaper(directory)
                 _start(directory)
             self._joined = True
+            _silence()
         except BaseException:
             self.close()
             raise
@@ -82,7 +83,7 @@ class Cluster:
         demand = placement.demand(node)
         options["num_cpus"] = demand.pop("CPU", 0)
         options["num_gpus"] = demand.pop("GPU", 0)
-        options["memory"] = demand.pop("memory", None)
+        options["memory"] = int(demand.pop("memory", 0)) or None
         if demand:
             options["resources"] = demand
         elif node.resources == ANYWHERE:
@@ -132,10 +133,12 @@ def join(address: str) -> None:
 
 def _start(directory: str) -> None:
     """A cluster of this machine alone, deaf to the network, that ends with this process."""
-    with (
-        _variables(_threads() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}),
-        _loopback(),
-    ):
+    variables = {
+        "RAY_worker_niceness": "0",  # nodes are not second to whatever else runs here, as on the local runtime
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # nodes that ask for no GPU may see it
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with _variables(_threads() | variables), _loopback():
         ray.init(
             address="local",
             include_dashboard=False,
@@ -145,7 +148,10 @@ def _start(directory: str) -> None:
             _node_ip_address=LOOPBACK,
             _temp_dir=directory,
         )
-    # Ray would print a paragraph for every process that dies; the supervisor says it in a sentence.
+
+
+def _silence() -> None:
+    """Ray would print a paragraph for every process that dies; the supervisor says it in a sentence."""
     with contextlib.suppress(AttributeError):
         worker = ray._private.worker.global_worker
         worker.threads_stopped.set()
@@ -154,6 +160,7 @@ def _start(directory: str) -> None:
 
 @contextlib.contextmanager
 def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that are started within, where the user has not set them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update({name: value for name, value in values.items() if name not in os.environ})
     try:
@@ -237,7 +244,7 @@ class RayRun:
                 del self._due[name]
                 self._create(self.program.nodes[name])
             for name in [name for name, (until, _) in self._suffered.items() if until <= now]:
-                self._judge(name, *_raised(self._suffered.pop(name)[1]), secondary=True)
+                self._judge(name, *_raised(self._suffered.pop(name)[1]))
             nearest = min([deadline, *self._due.values(), *(until for until, _ in self._suffered.values())])
             self._hear(max(0.0, nearest - now))
             if time.monotonic() >= deadline:
@@ -349,10 +356,10 @@ class RayRun:
                 case ("failed", text, secondary):
                     ray.kill(process.actor)
                     del self._processes[name]
-                    if secondary:
+                    if secondary and not process.node.restart:
                         self._suffered[name] = (time.monotonic() + SETTLING, text)
                     else:
-                        self._judge(name, *_raised(text))
+                        self._judge(name, *_raised(text), secondary)
                     continue
                 case exceptions.RayError() as error:
                     del self._processes[name]

@@ -172,13 +172,13 @@ class Connection:
             self._mapped.append(mmap.mmap(fd, size))
             os.close(fd)
         at += 8 * segments
-        stream = self._read(stream_size) if stream_size else None
+        stream = self._read(stream_size) if stream_size else bytearray()
         arrays: list[Any] = []
         position = 0
         for index in range(buffers):
             segment, offset, length, loan = _PLACE.unpack_from(rest, index * _PLACE.size)
             if segment < 0:
-                arrays.append(b"" if stream is None else memoryview(stream)[position : position + length])
+                arrays.append(memoryview(stream)[position : position + length])
                 position += length
             else:
                 arrays.append(self._lease(segment, offset, length, loan))
