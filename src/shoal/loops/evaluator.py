@@ -100,7 +100,7 @@ class Evaluator:
             report.flush()
 
     def confirmed(self) -> tuple[int, Weights] | None:
-        """The first version that reached the target, and its weights: the learner goes on, not always for the better."""
+        """The first version that reached the target, and its weights: those that follow are not always better."""
         return self._confirmed
 
     def close(self) -> None:
