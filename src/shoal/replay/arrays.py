@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .messages import Array
 
 
@@ -14,3 +16,25 @@ def as_slice(indices: Array) -> Array | slice:
     if int(indices[-1]) - first == count - 1 and bool((indices[1:] > indices[:-1]).all()):
         return slice(first, first + count)
     return indices
+
+
+def distinct(values: Array) -> Array:
+    """The different values, ascending (`np.unique` takes ten times as long for a few thousand)."""
+    ordered = np.sort(values)
+    if len(ordered) < 2:
+        return ordered
+    different = np.empty(len(ordered), bool)
+    different[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=different[1:])
+    return ordered[different]
+
+
+def tally(values: Array) -> tuple[Array, Array]:
+    """The different values, ascending, and how often each occurs."""
+    low = int(np.minimum.reduce(values))
+    if int(np.maximum.reduce(values)) - low < 8 * len(values):  # close together: count them without sorting
+        counts = np.bincount(values - low)
+        found = np.flatnonzero(counts)
+        return found + low, counts[found]
+    found = distinct(values)
+    return found, np.bincount(np.searchsorted(found, values))

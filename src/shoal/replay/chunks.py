@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import as_slice
+from .arrays import as_slice, distinct, tally
 from .memory import Memory
 from .messages import Array
 
@@ -114,11 +114,19 @@ class Store:
 
     def drop(self, chunks: Array) -> None:
         """Take a reference from each; free those that have none left and do not follow one that has."""
-        np.subtract.at(self.references, chunks, _ONE)
-        left = self.references.take(chunks)
-        if not np.minimum.reduce(left, initial=1):
-            ended = np.unique(chunks[left == 0])
-            self._free_unheld(np.union1d(ended, self.following[ended]))
+        if len(chunks):
+            self._drop(*tally(chunks))
+
+    def drop_once(self, chunks: Array) -> None:
+        """As `drop` for chunks that are all different."""
+        self._drop(chunks, 1)
+
+    def _drop(self, chunks: Array, counts: Array | int) -> None:
+        left = self.references[chunks] - counts
+        self.references[chunks] = left
+        ended = chunks[left == 0]
+        if len(ended):
+            self._free_unheld(distinct(np.concatenate([ended, self.following[ended]])))
 
     def _free_unheld(self, chunks: Array) -> None:
         before = self.previous[chunks]
@@ -233,13 +241,13 @@ class Streams:
         old = max(0, self.rows - window - self._base) >> self.store.shift
         old = min(old, len(self._held) - 1)
         if old > 0:
-            self.store.drop(self._held[:old].ravel())
+            self.store.drop_once(self._held[:old].ravel())
             self._base += old * self.store.length
             self._keep(self._held[old:])
             self.first_row = max(self.first_row, self._base)
 
     def close(self) -> None:
-        self.store.drop(self._held.ravel())
+        self.store.drop_once(self._held.ravel())
         self._held = self._held[:0]
 
     def chunks(self) -> Array:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import distinct
 from .messages import Array
 from .sumtree import SumTree
 
@@ -107,8 +108,6 @@ class MaxHeap:
         return _Extreme(-1.0, keys, priorities)
 
 
-_MOST_CHANGES = 1 << 14  # changes that are collected at most, so that the next draw is not held up
-
 Selector = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 
 
@@ -176,8 +175,8 @@ class _Weighted(Drawn):
         elif not self._ranges or place.start < self._ranges[-1][0] or place.stop > self._ranges[-1][1]:
             self._ranges.append((place.start, place.stop))
         self._changes += len(slots)
-        if self._changes > _MOST_CHANGES:
-            self._settle()
+        if self._changes > 2 * len(self._keys):  # more than there are: all of them
+            self._ranges, self._scattered, self._changes = [(0, len(self._keys))], [], 0
 
     def update(self, slots: Array) -> None:
         self.insert(slots, slots)
@@ -347,7 +346,7 @@ class _Extreme(Ranked):
         return within
 
     def _collect(self, count: int) -> Array:
-        slots = np.unique(np.concatenate(self._candidates)) if self._candidates else np.empty(0, np.int64)
+        slots = distinct(np.concatenate(self._candidates)) if self._candidates else np.empty(0, np.int64)
         slots = slots[self._keys[slots] > 0]
         slots = slots[self._within(slots)]
         enough = max(1024, 2 * count)

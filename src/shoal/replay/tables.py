@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import as_slice
+from .arrays import as_slice, distinct
 from .chunks import Store
 from .description import Table
 from .errors import BadCheckpoint
@@ -230,7 +230,7 @@ class RunningTable:
         gone = 0
         while (wanted := self.counts.size - size) > 0:
             if isinstance(self.remover, Drawn):
-                slots = np.unique(self.remover.draw(wanted, self.generator)[0])
+                slots = distinct(self.remover.draw(wanted, self.generator)[0])
             else:
                 slots = self.remover.first(wanted)
             self.delete(slots)
@@ -307,7 +307,7 @@ class RunningTable:
             extension.sampled(self.description.name, chosen.items["key"])
         if limit:
             self.uses_left -= len(slots)
-            worn = slots if limit == 1 else np.unique(slots[chosen.items["times_sampled"] >= limit])
+            worn = slots if limit == 1 else distinct(slots[chosen.items["times_sampled"] >= limit])
             if len(worn):
                 self.delete(worn)
         return chosen
