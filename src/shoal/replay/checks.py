@@ -104,8 +104,8 @@ def check_items(
             raise ValueError(f"column {missing!r} is missing; the pattern of table {name!r} needs it")
     elif table.view != items.view:
         raise ValueError(f"table {name!r} holds items of the pattern {table.view}; it cannot also hold {items.view}")
-    states = {column: (values.shape[1:], values.dtype) for column, values in items.states.items()}
-    if table.view is not None:
+    if table.view is not None and (items.states or table.states):
+        states = {column: (values.shape[1:], values.dtype) for column, values in items.states.items()}
         held = {column: (values.shape[1:], values.dtype) for column, values in table.states.items()}
         if states != held:
             raise ValueError(f"table {name!r} holds the states {held}; these items have {states}")

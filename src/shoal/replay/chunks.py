@@ -30,6 +30,16 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
     return tuple((name, columns[name].shape[2:], columns[name].dtype.str) for name in sorted(columns))
 
 
+def row_bytes(schema: Schema) -> int:
+    return sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize for _, shape, kind in schema)
+
+
+def chunk_length_for(schema: Schema) -> int:
+    """Rows per chunk unless items are longer: 64, fewer where rows are large, since a chunk is freed as a whole."""
+    return max(8, min(64, _CHUNK_BYTES // max(1, row_bytes(schema))))
+
+
+_CHUNK_BYTES = 1 << 16
 _UNITS = {2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
 
 
@@ -41,7 +51,7 @@ class Store:
         self.length = 1 << max(0, length - 1).bit_length()  # a power of two: addresses split by shift and mask
         self.shift = self.length.bit_length() - 1
         self.mask = self.length - 1
-        self.row_bytes = sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize for _, shape, kind in schema)
+        self.row_bytes = row_bytes(schema)
         self.limit = max(2, memory.limit() // (max(self.row_bytes, 16) * self.length))  # in chunks
         self.columns: dict[str, Array] = {}  # [rows, ...]
         self.chunks: dict[str, Array] = {}  # [chunks, length, ...], the same memory
@@ -206,18 +216,20 @@ class Streams:
 
     def reserve(self, count: int) -> list[Piece]:
         """Places for `count` more rows of every environment."""
-        store, pieces, done = self.store, [], 0
-        while done < count:
-            place = (self.rows - self._base) & store.mask
-            if self.rows == self._base + len(self._held) * store.length:
-                chunks = store.allocate(self.environments)
-                if len(self._held):
-                    store.link(self._held[-1], chunks)
-                self._keep(np.concatenate([self._held, chunks[None]]))
-            step = min(count - done, store.length - place)
-            pieces.append(Piece(self._held[-1], slice(place, place + step), slice(done, done + step)))
-            done += step
-            self.rows += step
+        length, end = self.store.length, self.rows + count
+        missing = -(-(end - self._base) // length) - len(self._held)
+        if missing > 0:
+            chunks = self.store.allocate(missing * self.environments).reshape(missing, self.environments)
+            held = np.concatenate([self._held, chunks])
+            first = max(len(self._held), 1)
+            self.store.link(held[first - 1 : -1].ravel(), held[first:].ravel())
+            self._keep(held)
+        pieces = []
+        for row in range(self.rows - (self.rows - self._base) % length, end, length):
+            places = slice(max(self.rows - row, 0), min(end - row, length))
+            rows = slice(row + places.start - self.rows, row + places.stop - self.rows)
+            pieces.append(Piece(self._held[(row - self._base) // length], places, rows))
+        self.rows = end
         return pieces
 
     def addresses(self, environment: Array, row: Array) -> Array:

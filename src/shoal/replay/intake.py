@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .checks import check_block, check_window
-from .chunks import Piece, Schema, Store, Streams, schema_of
+from .chunks import Piece, Schema, Store, Streams, chunk_length_for, schema_of
 from .limiters import Round
 from .memory import Memory
 from .messages import Array, Block
@@ -114,7 +114,7 @@ class Intake:
     def store(self, schema: Schema, block: Block) -> Store:
         store = self.stores.get(schema)
         if store is None:
-            store = Store(schema, self._chunk_length or max(64, block.window), self._memory)
+            store = Store(schema, self._chunk_length or max(block.window, chunk_length_for(schema)), self._memory)
         check_window(block, store)
         self.stores[schema] = store
         return store

@@ -89,7 +89,7 @@ class _Rollout:
         # an item ends at every row whose number is a multiple of the length, except the very first
         first = -(-max(block.first_row, 1) // self.length) * self.length
         ends = max(0, -(-(block.first_row + count - first) // self.length))
-        index, environment, length, history = _all_rows(ends, environments, self.length + 1)
+        index, environment, length, history = _all_rows(ends, environments, self.length + 1, 0)
         starts = index * self.length + (first - self.length)
         if not self.view.stack:
             return Spans(environment, starts, length, history)
@@ -118,11 +118,10 @@ class _NStep:
 
     def spans(self, block: Appended) -> Spans:
         # a row completes the item that begins n rows before it in the same episode
-        if (
-            not block.ends and not self.view.stack and np.minimum.reduce(block.begin) >= self.n
-        ):  # as nearly all blocks are
-            step, environment, length, history = _all_rows(*block.valid.shape, self.n + 1)
-            return Spans(environment, step + (block.first_row - self.n), length, history)
+        before = self.n + _history(self.view.stack)
+        if not block.ends and np.minimum.reduce(block.begin) >= before:  # as most blocks are: all of them, and alike
+            step, environment, length, history = _all_rows(*block.valid.shape, before + 1, before - self.n)
+            return Spans(environment, step + (block.first_row - before), length, history)
         step, environment = np.nonzero(block.position >= self.n)
         taken = np.full(len(step), self.n)
         if block.ends:  # an episode's last row completes the shorter items too
@@ -229,11 +228,11 @@ def _ending_at(block: Appended, step: Array, environment: Array, taken: Array, s
 
 
 @lru_cache(maxsize=64)
-def _all_rows(count: int, environments: int, length: int) -> tuple[Array, Array, Array, Array]:
-    """Step and environment of every row of a block in order of time, and as many lengths and histories of nothing."""
+def _all_rows(count: int, environments: int, length: int, history: int) -> tuple[Array, Array, Array, Array]:
+    """Step and environment of every row of a block in order of time, and as often the same length and history."""
     step = np.repeat(np.arange(count), environments)
     environment = np.tile(np.arange(environments), count)
-    arrays = step, environment, np.full_like(step, length), np.zeros_like(step)
+    arrays = step, environment, np.full_like(step, length), np.full_like(step, history)
     for array in arrays:
         array.flags.writeable = False  # shared by all callers
     return arrays

@@ -32,8 +32,8 @@ from .views import StoredRows
 class Replay:
     """Tables of experience.
 
-    `chunk_length` is the longest item in rows (by default that of the first writer, at least 64); `directory` keeps
-    rows in files instead of memory, for tables larger than memory; `seed` makes sampling reproducible.
+    `chunk_length` is the longest item in rows (by default that of the first writer, or somewhat more); `directory`
+    keeps rows in files instead of memory, for tables larger than memory; `seed` makes sampling reproducible.
     """
 
     def __init__(

@@ -32,7 +32,10 @@ class Statistics:
 
     insert_waits: Waits = field(default_factory=Waits)
     sample_waits: Waits = field(default_factory=Waits)
-    marks: list[tuple[float, int, int]] = field(default_factory=list)  # (time, inserts, samples), at most one a second
+    marks: list[tuple[float, int, int]] = field(default_factory=list)  # (time, inserts, samples) when somebody asked
+
+    def __post_init__(self) -> None:
+        self.mark(0, 0)
 
     def mark(self, inserts: int, samples: int) -> None:
         now = sync.monotonic()
@@ -43,17 +46,16 @@ class Statistics:
                 self.marks = self.marks[:half:2] + self.marks[half:]
 
     def rates(self, inserts: int, samples: int) -> tuple[float, float]:
-        """Inserts and samples per second, over the last ten seconds."""
+        """Inserts and samples per second, over the last ten seconds or since somebody asked before that."""
         now = sync.monotonic()
-        since = next((mark for mark in self.marks if mark[0] >= now - _SPAN), None)
-        if since is None or now <= since[0]:
+        recent = [mark for mark in self.marks if now - mark[0] <= _SPAN]
+        since = recent[0] if recent else self.marks[-1]
+        if now <= since[0]:
             return 0.0, 0.0
         return (inserts - since[1]) / (now - since[0]), (samples - since[2]) / (now - since[0])
 
     def ages(self, inserts: Any) -> Any:
         """Seconds since the table had seen so many inserts."""
-        if not self.marks:
-            return np.zeros_like(inserts, dtype=float)
         times, counts, _ = np.array(self.marks).T
         now = sync.monotonic()
         return now - np.interp(inserts, np.r_[counts, max(counts[-1] + 1, np.max(inserts))], np.r_[times, now])
@@ -63,6 +65,7 @@ def describe(table: RunningTable) -> dict[str, Any]:
     """Plain numbers and short lists of them."""
     counts, statistics, description = table.counts, table.statistics, table.description
     inserts_rate, samples_rate = statistics.rates(counts.inserts, counts.samples)
+    statistics.mark(counts.inserts, counts.samples)
     numbers: dict[str, Any] = {
         "size": counts.size,
         "capacity": description.capacity,

@@ -210,7 +210,6 @@ class RunningTable:
             self.store.hold(start >> self.store.shift)
         for extension in self._extensions:
             extension.inserted(self.description.name, keys, priority)
-        self.statistics.mark(self.counts.inserts, self.counts.samples)
         return keys
 
     def _take_slots(self, count: int) -> Array:
@@ -284,7 +283,6 @@ class RunningTable:
         while (missing := count - sum(len(piece.items) for piece in pieces)) > 0:
             pieces.append(self._sample(missing))
         self.counts.samples += count
-        self.statistics.mark(self.counts.inserts, self.counts.samples)
         return pieces[0] if len(pieces) == 1 else _join(pieces)
 
     def _sample(self, count: int) -> Chosen:

@@ -38,6 +38,7 @@ def test_rates_and_ages_are_in_seconds() -> None:
     replay = Replay([Table("table", 500)])
     writer = Writer(replay, {"table": Single()})
     writer.append(rows(0, 100))
+    replay.info()
     time.sleep(1.1)
     writer.append(rows(100, 100))
     table = replay.info()["table"]
