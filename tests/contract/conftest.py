@@ -9,6 +9,7 @@ from starting import Start, start_on
 
 from shoal.program import Program
 from shoal.runtime import Run
+from shoal.runtime.local.run import cool
 from shoal.runtime.supervise import Supervisor
 
 RUNTIMES = ["inline", "local", "spawn", pytest.param("ray", marks=pytest.mark.ray)]
@@ -25,6 +26,13 @@ def _starter(name: str) -> Iterator[Start]:
     yield start
     for run in runs:
         run.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warmth(nothing_left_behind: None) -> Iterator[None]:
+    """Ends what was warmed up for a run that did not follow."""
+    yield
+    cool()
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
@@ -45,6 +53,12 @@ def process_runtime(request: pytest.FixtureRequest) -> str:
 def start(runtime: str) -> Iterator[Start]:
     """Starts programs on the runtime under test and ends them after the test."""
     yield from _starter(runtime)
+
+
+@pytest.fixture(params=["inline", "local", "spawn"])
+def start_quickly(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """As `start`, without Ray, which takes seconds: for what does not depend on how a runtime is made."""
+    yield from _starter(request.param)
 
 
 @pytest.fixture(params=["inline", "local"])

@@ -26,7 +26,9 @@ def start_on(name: str, program: Program, seed: int = 0, supervisor: Supervisor 
     if name == "spawn":  # as on a system without fork and memfd
         with mock.patch.object(local, "HAS_MEMFD", False):
             return LocalRun(program, seed=seed, supervisor=supervisor, fork=False)
-    return LocalRun(program, seed=seed, supervisor=supervisor)
+    run = LocalRun(program, seed=seed, supervisor=supervisor)
+    local.warm()  # the next run's imports begin while this one is tested
+    return run
 
 
 def wait_until(run: Run, condition: Callable[[], Any], seconds: float = 60.0) -> None:

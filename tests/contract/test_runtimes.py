@@ -45,11 +45,11 @@ def test_a_restartable_node_that_raises_is_started_again_with_another_seed(start
     assert losses[1].traceback is None, "the same traceback is shown once"
 
 
-def test_a_node_that_raises_while_it_is_built_is_started_again_too(start: Start) -> None:
+def test_a_node_that_raises_while_it_is_built_is_started_again_too(start_quickly: Start) -> None:
     program = Program()
     service = program.add("service", Service)
     program.add("faulty", Faulty, service, lives=1, where="build")
-    run = start(program)
+    run = start_quickly(program)
     wait_until(run, lambda: len(run.client(service).log()) == 2)
     assert run.supervisor.restarts["faulty"] == 1
 
@@ -102,10 +102,10 @@ def test_closing_wakes_blocked_nodes_and_lets_them_release_what_they_hold(start:
     assert [trace.exists() for trace in traces] == [True, True]
 
 
-def test_closing_twice_is_harmless_and_a_run_can_be_left_by_an_exception(start: Start) -> None:
+def test_closing_twice_is_harmless_and_a_run_can_be_left_by_an_exception(start_quickly: Start) -> None:
     program = Program()
     service = program.add("service", Service)
-    run = start(program)
+    run = start_quickly(program)
     with pytest.raises(KeyError), run:
         run.client(service).fail("out")
     run.close()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from starting import Start, wait_until
+import pytest
+from starting import Start, start_on, wait_until
 
 from shoal.program import Program
+from shoal.runtime import Run
 from shoal.services.weights import NONE, WeightStore, make_version, number
 
 SIZE = 200_000
@@ -75,11 +78,29 @@ def test_a_version_orders_restarts_before_updates() -> None:
     assert make_version(0, 0) > NONE
 
 
-def test_readers_get_what_is_newer_and_nothing_otherwise(start: Start) -> None:
+@pytest.fixture(scope="module")
+def lab(runtime: str) -> Iterator[tuple[Run, list[Any], Any]]:
+    """A run with a store for every question, since a store is new only once."""
     program = Program()
-    store = program.add("weights", WeightStore)
-    run = start(program)
-    weights = run.client(store)
+    stores = [program.add(f"weights/{index}", WeightStore) for index in range(4)]
+    waiter = program.add("waiter", Waiter, stores[0])
+    with start_on(runtime, program) as run:
+        yield run, [lambda store=store: run.client(store) for store in stores], run.client(waiter)
+
+
+def test_waiting_for_weights_ends_when_they_come_or_time_is_over(lab: tuple[Run, list[Any], Any]) -> None:
+    run, stores, waiter = lab
+    weights = stores[0]()
+    run.wait(0.05)
+    assert weights.wait(NONE, 0.05) is None
+    weights.publish(whole(7), 7)
+    assert waiter.found() == (7, 7)
+    version, newest = weights.wait(NONE, 0.05)
+    assert (version, value_of(newest)) == (7, 7)
+
+
+def test_readers_get_what_is_newer_and_nothing_otherwise(lab: tuple[Run, list[Any], Any]) -> None:
+    weights = lab[1][1]()
     assert weights.newer(NONE) is None
     assert weights.version() == NONE
     weights.publish(whole(1), 1)
@@ -93,39 +114,19 @@ def test_readers_get_what_is_newer_and_nothing_otherwise(start: Start) -> None:
     assert value_of(first) == 1, "what was read stays as it was"
 
 
-def test_another_client_reads_what_one_has_read_before(start: Start) -> None:
-    program = Program()
-    store = program.add("weights", WeightStore)
-    run = start(program)
-    publisher, reader = run.client(store), run.client(store)
+def test_what_a_reader_gets_depends_on_what_it_asks_for_alone(lab: tuple[Run, list[Any], Any]) -> None:
+    publisher, reader = lab[1][2](), lab[1][2]()
     publisher.publish(whole(1), 1)
     assert reader.newer(NONE)[0] == 1
-    assert reader.newer(NONE)[0] == 1, "what a reader is given depends on what it asks for alone"
+    assert reader.newer(NONE)[0] == 1
 
 
-def test_a_learner_that_was_started_again_is_believed_at_once(start: Start) -> None:
-    program = Program()
-    store = program.add("weights", WeightStore)
-    run = start(program)
-    weights = run.client(store)
+def test_a_learner_that_was_started_again_is_believed_at_once(lab: tuple[Run, list[Any], Any]) -> None:
+    weights = lab[1][3]()
     weights.publish(whole(50), make_version(0, 50))
     weights.publish(whole(0), make_version(1, 0))
     version, newest = weights.newer(make_version(0, 50))
     assert (version, value_of(newest)) == (make_version(1, 0), 0)
-
-
-def test_waiting_for_weights_ends_when_they_come_or_time_is_over(start: Start) -> None:
-    program = Program()
-    store = program.add("weights", WeightStore)
-    waiter = program.add("waiter", Waiter, store)
-    run = start(program)
-    weights = run.client(store)
-    run.wait(0.05)
-    assert weights.wait(NONE, 0.05) is None
-    weights.publish(whole(7), 7)
-    assert run.client(waiter).found() == (7, 7)
-    version, newest = weights.wait(NONE, 0.05)
-    assert (version, value_of(newest)) == (7, 7)
 
 
 def test_no_reader_sees_torn_or_older_weights_under_a_fast_publisher(start: Start) -> None:
