@@ -74,10 +74,10 @@ class Copier:
         end = self._used + -(-array.nbytes // 64) * 64
         if end > len(self._memory):  # the table grew since the size was taken
             return array.copy()
-        copy = self._memory[self._used : self._used + array.nbytes].view(array.dtype).reshape(array.shape)
+        copy = self._memory[self._used : self._used + array.nbytes]
         self._used = end
-        copy[...] = array
-        return copy
+        copy[:] = array.reshape(-1).view(np.uint8)  # bytes, since numpy copies records field by field
+        return copy.view(array.dtype).reshape(array.shape)
 
 
 def snapshot_size(tables: Mapping[str, RunningTable]) -> int:

@@ -146,7 +146,7 @@ class RunningTable:
                     f"{getattr(self.description, what):,}; make the table as it was to load it"
                 )
         self._fresh = len(arrays["items"])
-        self.items[: self._fresh] = arrays["items"]
+        self._words[: self._fresh] = arrays["items"].view(np.int64).reshape(self._fresh, self._words.shape[1])
         self._free_count = len(arrays["free"])
         self._free[: self._free_count] = arrays["free"]
         self.counts.inserts, self.counts.samples = numbers["inserts"], numbers["samples"]
