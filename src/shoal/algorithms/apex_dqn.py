@@ -92,7 +92,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {},
+    "classic": {"reward_scale": 0.1, "n": 10, "target_every": 50, "kappa": 0.0, "samples_per_insert": 1.25},
     # The paper's figures; where it has 360 actors of one environment each, the ladder runs over all environments.
     "atari": {
         "envs_per_actor": 16,

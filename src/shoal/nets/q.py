@@ -34,13 +34,23 @@ class DuelingHead(nn.Module):
         self.advantage = orthogonal(nn.Linear(stream or inputs, actions * (quantiles or 1)), HEAD_GAIN)
 
     def forward(self, features: Tensor) -> Tensor:
-        for_value = for_advantage = features
-        if self.streams is not None:
+        if self.streams is None:
+            q = self._folded(features)
+        else:
             for_value, for_advantage = self.streams(features).chunk(2, dim=-1)
-        value = self.value(for_value).unsqueeze(1)
-        advantage = self.advantage(for_advantage).view(len(features), self.actions, -1)
-        q: Tensor = value + advantage - advantage.mean(1, keepdim=True)
-        return q if self.quantiles else q.squeeze(-1)
+            advantage = self.advantage(for_advantage).unflatten(1, (self.actions, -1))
+            q = self.value(for_value).unsqueeze(1) + advantage - advantage.mean(1, keepdim=True)
+        values: Tensor = q if self.quantiles else q.squeeze(-1)
+        return values
+
+    def _folded(self, features: Tensor) -> Tensor:
+        """The same where value and advantage see the same features: one layer, of the sum of both layers' weights."""
+        atoms = self.quantiles or 1
+        weight, bias = self.advantage.weight.view(self.actions, atoms, -1), self.advantage.bias.view(-1, atoms)
+        weight = self.value.weight + weight - weight.mean(0)
+        bias = self.value.bias + bias - bias.mean(0)
+        q = nn.functional.linear(features, weight.flatten(0, 1), bias.flatten())
+        return q.view(-1, self.actions, atoms)
 
 
 class QNetwork(nn.Module):
