@@ -136,7 +136,7 @@ def test_nobody_outlives_a_killed_parent_by_five_seconds(files: set[Path], victi
 def test_an_interrupt_from_the_keyboard_ends_all(files: set[Path], victim: subprocess.Popen[str]) -> None:
     processes = family(victim)
     os.killpg(victim.pid, signal.SIGINT)  # as a terminal does, to the whole group
-    victim.wait(15.0)
+    assert victim.wait(15.0) == -signal.SIGINT, "it unwinds, and ends as Python does"
     assert_gone(processes, files)
 
 

@@ -19,7 +19,7 @@ class Reaper:
 
     def __init__(self, directory: str) -> None:
         theirs, self._ours = os.pipe()
-        command = [sys.executable, "-S", "-E", __file__, str(theirs), directory]
+        command = [sys.executable, "-S", "-E", __file__, str(theirs), directory, str(os.getpid())]
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs],
@@ -35,11 +35,11 @@ class Reaper:
         self._process.wait()
 
 
-def users(directory: str) -> list[int]:
-    """The processes that have a file of the directory open."""
+def users(directory: str, spared: int) -> list[int]:
+    """The processes that have a file of the directory open, other than the run itself, which may live on."""
     found = []
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        if not entry.isdigit() or int(entry) == os.getpid():
+        if not entry.isdigit() or int(entry) in (os.getpid(), spared):
             continue
         try:
             files = [os.readlink(f"/proc/{entry}/fd/{number}") for number in os.listdir(f"/proc/{entry}/fd")]
@@ -50,12 +50,12 @@ def users(directory: str) -> list[int]:
     return found
 
 
-def main(fd: int, directory: str, patience: float = 5.0) -> None:
+def main(fd: int, directory: str, run: int, patience: float = 5.0) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.read(fd, 1)  # returns at the end of the pipe
     deadline = time.monotonic() + patience
-    while (pids := users(directory)) and time.monotonic() < deadline:
+    while (pids := users(directory, run)) and time.monotonic() < deadline:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -66,4 +66,4 @@ def main(fd: int, directory: str, patience: float = 5.0) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
