@@ -1,8 +1,8 @@
 """Ape-X DQN (Horgan 2018): many actors at different ε fill a prioritised replay, one learner empties it of surprises.
 
 Double, dueling, n-step Q-learning; `--quantiles N` learns N quantiles of the return instead of its mean (QR-DQN, Dabney
-2018). Departures from the paper: TD errors are bounded by a Huber loss unless `kappa` is 0; `--samples-per-insert` can
-hold acting and learning to a ratio, where the paper lets each run at its own pace; outside of Atari Adam is used.
+2018). Departures from the paper: `--samples-per-insert` can hold acting and learning to a ratio, where the paper lets
+each run at its own pace; losses are means over a batch; the small preset uses Adam.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Config:
     device: str = "cpu"
     gamma: float = 0.99
     quantiles: int = 0  # of the return, per action; 0: only its mean
-    kappa: float = 1.0  # TD errors beyond it count linearly; 0: all squared (not with quantiles)
+    kappa: float = 0.0  # TD errors beyond it count linearly; 0: all are squared, or with quantiles as 1
     optimizer: str = "adam"  # or rmsprop, centred as in the paper
     learning_rate: float = 1e-3
     epsilon: float = 1e-8  # of the optimizer
@@ -92,7 +92,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {"reward_scale": 0.1, "n": 10, "target_every": 50, "kappa": 0.0, "samples_per_insert": 1.25},
+    "classic": {"reward_scale": 0.1, "n": 10, "target_every": 50, "samples_per_insert": 1.25},
     # The paper's figures; where it has 360 actors of one environment each, the ladder runs over all environments.
     "atari": {
         "envs_per_actor": 16,
@@ -101,7 +101,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "capacity": 2_000_000,
         "learning_starts": 50_000,
         "target_every": 2_500,
-        "kappa": 0.0,
         "optimizer": "rmsprop",
         "learning_rate": 2.5e-4 / 4,
         "epsilon": 1.5e-7,
@@ -186,7 +185,7 @@ class ApexDQN:
             targets = bootstrap(columns["reward"] * cfg.reward_scale, columns["discount"], values)
         q = self._network(nest(self._observation_space, columns))
         if cfg.quantiles:
-            losses, priorities = quantile_huber_loss(chosen(q, columns["action"]), targets, cfg.kappa)
+            losses, priorities = quantile_huber_loss(chosen(q, columns["action"]), targets, cfg.kappa or 1.0)
         else:
             errors = td_errors(q, columns["action"], targets)
             losses = huber(errors, cfg.kappa) if cfg.kappa else 0.5 * errors.square()

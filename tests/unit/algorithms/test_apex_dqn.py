@@ -40,7 +40,7 @@ NESTED = Spec(
 KINDS = [
     pytest.param({}, VECTOR, id="mean"),
     pytest.param({"quantiles": 5}, VECTOR, id="quantiles"),
-    pytest.param({"kappa": 0.0, "stream": 8}, VECTOR, id="streams"),
+    pytest.param({"kappa": 1.0, "stream": 8}, VECTOR, id="streams"),
     pytest.param({}, NESTED, id="nested"),
 ]
 
