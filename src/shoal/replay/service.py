@@ -7,7 +7,7 @@ in and gathered outside of the lock; only bookkeeping happens inside.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .extensions import Extension
 from .intake import Intake, KnownWriter
 from .memory import Memory
 from .messages import Array, Block, Inserted, Layout, Mass, Sample
-from .statistics import Waits, describe
+from .statistics import describe, waiting
 from .tables import RunningTable
 from .views import StoredRows
 
@@ -61,7 +61,7 @@ class Replay:
         self._saved: dict[Path, checkpoint.Saved] = {}
         self._changed = sync.Condition()
         self._waiting = 0  # calls that wait at this moment
-        self._closed = False
+        self._closed: set[str] = set()  # tables
 
     # Inserting
 
@@ -71,11 +71,11 @@ class Replay:
         After a timeout the rows and the items so far are in; the same block sent again continues with the rest.
         """
         with self._changed:
-            self._check_open()
+            self._check_open(block.items)
             writer = self._intake.writer(block)
             if writer.busy:
                 who = f"writer {block.writer!r} waits for its own last insert to end"
-                self._wait(lambda: not writer.busy, timeout, lambda: who, [])
+                self._wait(lambda: not writer.busy, timeout, lambda: who, block.items)
             if writer.has_received(block):
                 return Inserted({}, {}, repeated=True)
             new = block.sequence > writer.sequence
@@ -116,11 +116,12 @@ class Replay:
         deadline = None if timeout is None else sync.monotonic() + timeout
         while writer.arriving:
             self._notify()
-            waits = [self._tables[name].statistics.insert_waits for name in writer.arriving]
             left = None if deadline is None else max(0.0, deadline - sync.monotonic())
-            self._wait(
-                lambda: self._intake.can_admit(writer), left, lambda: self._intake.waits_for(writer), waits, timeout
-            )
+            names = list(writer.arriving)
+            with waiting([self._tables[name].statistics.insert_waits for name in names]):
+                self._wait(
+                    lambda: self._intake.can_admit(writer), left, lambda: self._intake.waits_for(writer), names, timeout
+                )
             if writer.gone:
                 self._intake.give_up(writer)
             else:
@@ -151,16 +152,17 @@ class Replay:
         least = batch if minimum is None else minimum
         running.check_sample(batch, least, layout)
         with self._changed:
-            self._check_open()
+            self._check_open([table])
             if running.sampleable(batch) < least:
-                self._wait(
-                    lambda: self._tables[table].sampleable(batch) >= least,
-                    timeout,
-                    lambda: (
-                        f"a reader waits for {least:,} items of table {table!r}, where {self._tables[table].state()}"
-                    ),
-                    [running.statistics.sample_waits],
-                )
+                with waiting([running.statistics.sample_waits]):
+                    self._wait(
+                        lambda: self._tables[table].sampleable(batch) >= least,
+                        timeout,
+                        lambda: (
+                            f"a reader waits for {least:,} items of table {table!r}, where {self._tables[table].state()}"
+                        ),
+                        [table],
+                    )
             running = self._tables[table]  # another one if a checkpoint was loaded meanwhile
             store, view = running.bound()
             size, mass = running.size, running.mass()
@@ -208,7 +210,7 @@ class Replay:
             )
         check_priorities(table, priorities)
         with self._changed:
-            self._check_open()
+            self._check_open([table])
             return running.update(keys, priorities)
 
     # Everything else
@@ -220,12 +222,10 @@ class Replay:
         """
         self._table(table)
         with self._changed:
-            self._check_open()
+            self._check_open([table])
             if wait > 0.0:
-                self._wait_until(
-                    lambda: self._tables[table].sampleable(1) > 0, wait, f"a reader waits for items of table {table!r}"
-                )
-                self._check_open()
+                why = f"a reader waits for items of table {table!r}"
+                self._wait_until(lambda: self._tables[table].sampleable(1) > 0, wait, why, [table])
             running = self._tables[table]
             return Mass(running.size, running.mass(), running.largest_sample, running.independent)
 
@@ -233,7 +233,7 @@ class Replay:
         """Remove items by key; how many were there."""
         running = self._table(table)
         with self._changed:
-            self._check_open()
+            self._check_open([table])
             slots = running.find(np.unique(np.asarray(keys, np.int64)))
             slots = slots[slots >= 0]
             running.delete(slots)
@@ -244,7 +244,7 @@ class Replay:
         """Remove what a soft capacity has let in beyond the capacity; how many items that were."""
         running = self._table(table)
         with self._changed:
-            self._check_open()
+            self._check_open([table])
             count = running.shrink(running.description.capacity)
             self._notify()
             return count
@@ -291,10 +291,11 @@ class Replay:
                 self._saved = {place: loaded.saved}
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Refuse calls from now on and wake everybody who waits with ReplayClosed."""
+    def close(self, table: str | None = None) -> None:
+        """Refuse calls to a table (by default to all) from now on, and wake everybody who waits with ReplayClosed."""
+        names = self._tables if table is None else [self._table(table).description.name]
         with self._changed:
-            self._closed = True
+            self._closed.update(names)
             self._changed.notify_all()
 
     def _table(self, name: str) -> RunningTable:
@@ -303,41 +304,42 @@ class Replay:
             raise ValueError(f"there is no table {name!r}; there are {', '.join(map(repr, self._tables))}")
         return table
 
-    def _check_open(self) -> None:
+    def _state(self, table: str) -> str:
+        return self._tables[table].state()
+
+    def _check_open(self, tables: Iterable[str]) -> None:
         if self._closed:
-            raise ReplayClosed("the replay service is closed")
+            if len(self._closed) == len(self._tables):
+                raise ReplayClosed("the replay service is closed")
+            for name in tables:
+                if name in self._closed:
+                    raise ReplayClosed(f"table {name!r} of the replay service is closed")
 
     def _notify(self) -> None:
         """Something has changed that somebody may wait for."""
         if self._waiting or sync.scheduler() is not None:
             self._changed.notify_all()
 
-    def _wait_until(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool:
+    def _wait_until(
+        self, predicate: Callable[[], bool], timeout: float | None, why: str, tables: Collection[str]
+    ) -> bool:
+        """Wait with the lock held, until the predicate holds or one of the tables is closed."""
         self._waiting += 1
         try:
-            return self._changed.wait_for(lambda: self._closed or predicate(), timeout, why)
+            done = self._changed.wait_for(lambda: predicate() or not self._closed.isdisjoint(tables), timeout, why)
         finally:
             self._waiting -= 1
+        self._check_open(tables)
+        return done
 
     def _wait(
         self,
         predicate: Callable[[], bool],
         timeout: float | None,
         who: Callable[[], str],
-        waits: Sequence[Waits],
+        tables: Collection[str],
         named_timeout: float | None = None,
     ) -> None:
-        """Wait with the lock held; `who` says who waits for what."""
-        began = sync.monotonic()
-        for each in waits:
-            each.count += 1
-            each.now += 1
-        try:
-            done = self._wait_until(predicate, timeout, who())
-        finally:
-            for each in waits:
-                each.now -= 1
-                each.seconds += sync.monotonic() - began
-        self._check_open()
-        if not done:
+        """As `_wait_until`, with a ReplayTimeout that says who waits for what."""
+        if not self._wait_until(predicate, timeout, who(), tables):
             raise ReplayTimeout(f"after {timeout if named_timeout is None else named_timeout:g} s {who()}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,21 @@ class Waits:
     count: int = 0
     seconds: float = 0.0
     now: int = 0  # waiting at this moment
+
+
+@contextmanager
+def waiting(waits: Sequence[Waits]) -> Iterator[None]:
+    """Count and time a wait."""
+    began = sync.monotonic()
+    for each in waits:
+        each.count += 1
+        each.now += 1
+    try:
+        yield
+    finally:
+        for each in waits:
+            each.now -= 1
+            each.seconds += sync.monotonic() - began
 
 
 @dataclass

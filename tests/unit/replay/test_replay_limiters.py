@@ -84,7 +84,7 @@ def run(table: Table, law, *, writers: int, readers: int, blocks: int, batch: in
         assert not thread.is_alive(), "a writer hangs"
     if not isinstance(table.limiter, MinSize):  # else there is no end to what can be read
         with replay._changed:
-            assert replay._wait_until(lambda: replay._tables[table.name].sampleable(1) == 0, 30, "the test")
+            assert replay._wait_until(lambda: replay._tables[table.name].sampleable(1) == 0, 30, "the test", [])
     replay.close()
     for thread in reading:
         thread.join(60)
@@ -193,6 +193,41 @@ def test_descriptions_that_cannot_work_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             make()
+
+
+def test_closing_one_table_wakes_its_waiters_and_leaves_the_others() -> None:
+    replay = Replay([Table.queue("one", 2), Table.queue("two", 2)])
+    outcomes: list[str] = []
+
+    def read() -> None:
+        try:
+            replay.sample("one", 1)
+        except ReplayClosed as error:
+            outcomes.append(str(error))
+
+    def write() -> None:
+        try:
+            Writer(replay, {"one": Single()}).append(rows(0, 5))
+        except ReplayClosed as error:
+            outcomes.append(str(error))
+
+    for work in (read, write):
+        replay = Replay([Table.queue("one", 2), Table.queue("two", 2)])
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not any(replay.info()["one"][f"{side}_waiting"] for side in ("insert", "sample")):
+            pass
+        replay.close("one")
+        thread.join(10)
+        assert not thread.is_alive()
+        assert outcomes.pop() == "table 'one' of the replay service is closed"
+        with pytest.raises(ReplayClosed):
+            replay.sample("one", 1)
+        with pytest.raises(ReplayClosed):
+            replay.update_priorities("one", np.array([1]), np.array([1.0]))
+        Writer(replay, {"two": Single()}).append(rows(0, 2))
+        assert replay.sample("two", 1).data["reward"].tolist() == [[0.0]]
+        audit(replay)
 
 
 def test_readers_and_writers_at_once_never_see_rows_of_others() -> None:
