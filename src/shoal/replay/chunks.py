@@ -8,6 +8,7 @@ has some, and is used again after that, but not before every gather that began e
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -58,21 +59,16 @@ class Store:
         self.units: dict[str, tuple[Array, np.dtype[Any]]] = {}  # chunks with a plain dtype as large as a row, where
         # there is one: numpy copies those several times faster than rows of a few numbers
         self.files: dict[str, int] = {}
-        for name, shape, kind in schema:
-            dtype = np.dtype(kind)
-            size = self.limit * self.length * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            mapping, descriptor = memory.reserve(size)
-            if descriptor is not None:
-                self.files[name] = descriptor
-            self.columns[name] = np.ndarray((self.limit * self.length, *shape), dtype, mapping)
-            self.chunks[name] = self.columns[name].reshape(self.limit, self.length, *shape)
-            unit = _UNITS.get(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-            if len(shape) == 1 and unit is not None:
-                self.units[name] = (self.chunks[name].view(unit)[..., 0], np.dtype(unit))
-        self.references = np.zeros(self.limit, np.int32)  # items that begin in the chunk, and streams that keep it
-        self.following = np.zeros(self.limit, np.int64)  # the chunk that continues the stream
-        self.previous = np.zeros(self.limit, np.int64)  # the one before, plus 1; 0: there is none any more
-        self.generations = np.zeros(self.limit, np.int32)  # how often the chunk was handed out
+        while True:
+            try:
+                self._reserve(memory)
+                break
+            except (OSError, MemoryError):  # the process may not have as much address space as there is memory
+                self._close_files()
+                if self.limit < 1 << 10:
+                    raise
+                self.limit //= 2
+        self._backed = 0 if self.files else self.limit  # chunks that the disk has promised room for
         self.fresh = 0  # chunks from here on were never used
         self._free = np.empty(1024, np.int64)
         self._free_count = 0
@@ -80,9 +76,30 @@ class Store:
         self._open: dict[int, None] = {}
         self._limbo: deque[tuple[int, Array]] = deque()
 
+    def _reserve(self, memory: Memory) -> None:
+        """Address space for `limit` chunks."""
+        for name, shape, kind in self.schema:
+            dtype = np.dtype(kind)
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            mapping, descriptor = memory.reserve(self.limit * self.length * size)
+            if descriptor is not None:
+                self.files[name] = descriptor
+            self.columns[name] = np.ndarray((self.limit * self.length, *shape), dtype, mapping)
+            self.chunks[name] = self.columns[name].reshape(self.limit, self.length, *shape)
+            if len(shape) == 1 and size in _UNITS:
+                self.units[name] = (self.chunks[name].view(_UNITS[size])[..., 0], np.dtype(_UNITS[size]))
+        self.references = np.zeros(self.limit, np.int32)  # items that begin in the chunk, and streams that keep it
+        self.following = np.zeros(self.limit, np.int64)  # the chunk that continues the stream
+        self.previous = np.zeros(self.limit, np.int64)  # the one before, plus 1; 0: there is none any more
+        self.generations = np.zeros(self.limit, np.int32)  # how often the chunk was handed out
+
+    def _close_files(self) -> None:
+        while self.files:
+            os.close(self.files.popitem()[1])
+
     def __del__(self) -> None:
-        for descriptor in getattr(self, "files", {}).values():
-            os.close(descriptor)
+        if hasattr(self, "files"):
+            self._close_files()
 
     @property
     def used(self) -> int:
@@ -96,11 +113,7 @@ class Store:
     def allocate(self, count: int) -> Array:
         """`count` chunks with one reference each, ascending."""
         from_free = min(count, self._free_count)
-        if self.fresh + count - from_free > self.limit:
-            raise MemoryError(
-                f"replay holds {self.used:,} chunks of {self.length} rows and there is room for {self.limit:,}; "
-                "lower the tables' capacity or give the service a directory on a larger disk"
-            )
+        self._back(self.fresh + count - from_free)
         self._free_count -= from_free
         ids = self._free[self._free_count : self._free_count + from_free].copy()
         if from_free < count:
@@ -112,6 +125,26 @@ class Store:
         self.generations[ids] += 1
         self.following[ids] = ids  # itself: nothing follows yet
         return ids
+
+    def _back(self, count: int) -> None:
+        """See to it that there is room for the first `count` chunks."""
+        if count > self.limit:
+            raise self._full()
+        if count > self._backed:  # a full disk must be an error here: when a page is written, it would be a signal
+            ahead = min(self.limit, max(count, self._backed + (1 << 26) // (self.length * max(1, self.row_bytes))))
+            for name, descriptor in self.files.items():
+                size = self.chunks[name].strides[0]
+                try:
+                    os.posix_fallocate(descriptor, self._backed * size, max(1, (ahead - self._backed) * size))
+                except OSError:
+                    raise self._full() from None
+            self._backed = ahead
+
+    def _full(self) -> MemoryError:
+        return MemoryError(
+            f"replay holds {self.used:,} chunks of {self.length} rows and there is no room for more; "
+            "lower the tables' capacity or give the service a directory on a larger disk"
+        )
 
     def link(self, chunks: Array, following: Array) -> None:
         """Say which chunks continue the streams of these."""
@@ -163,6 +196,7 @@ class Store:
 
     def restore(self, following: Array) -> None:
         """Make chunks that a checkpoint fills; items then `hold` theirs, and `free_unreferenced` ends it."""
+        self._back(len(following))
         self.fresh = len(following)
         self.following[: self.fresh] = following
 
@@ -185,6 +219,18 @@ class Store:
         oldest = next(iter(self._open), self._ticket + 1)
         while self._limbo and self._limbo[0][0] < oldest:
             self._release(self._limbo.popleft()[1])
+
+    def prefetch(self, name: str, addresses: Array) -> None:
+        """Have rows that lie in a file read side by side, before a gather would fault on them one after the other."""
+        column, descriptor = self.columns[name], self.files[name]
+        size = column.strides[0]
+        if size * addresses.size < mmap.PAGESIZE or not hasattr(os, "posix_fadvise"):
+            return
+        rows = distinct(addresses.ravel())
+        begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)  # of runs of neighbours
+        counts = np.diff(np.append(begins, len(rows)))
+        for row, count in zip(rows[begins].tolist(), counts.tolist()):
+            os.posix_fadvise(descriptor, row * size, count * size, os.POSIX_FADV_WILLNEED)
 
     def jumps(self, start: Array) -> Array:
         """What to add to an address behind the end of an item's first chunk to land in the following one."""

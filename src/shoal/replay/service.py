@@ -158,9 +158,7 @@ class Replay:
                     self._wait(
                         lambda: self._tables[table].sampleable(batch) >= least,
                         timeout,
-                        lambda: (
-                            f"a reader waits for {least:,} items of table {table!r}, where {self._tables[table].state()}"
-                        ),
+                        lambda: f"a reader waits for {least:,} items of table {table!r}, where {self._state(table)}",
                         [table],
                     )
             running = self._tables[table]  # another one if a checkpoint was loaded meanwhile

@@ -77,6 +77,8 @@ class StoredRows:
 
     def take(self, name: str, addresses: Array) -> Array:
         column = self._store.columns[name]
+        if self._store.files:
+            self._store.prefetch(name, addresses)
         shape = addresses.shape + column.shape[1:]
         small = addresses.size * column.strides[0] < buffers.SMALL
         out = np.empty(shape, column.dtype) if small else buffers.empty(shape, column.dtype)

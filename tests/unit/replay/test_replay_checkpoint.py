@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -310,3 +312,44 @@ def test_rows_in_files_work_the_same(tmp_path: Path) -> None:
     loaded.load(tmp_path / "save")
     same(use(loaded), use(in_memory))
     assert not list((tmp_path / "slabs").iterdir()), "files have no names, so that nothing is left behind"
+
+
+def test_a_full_disk_is_an_error_that_says_so_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay([Table("table", 10**6)], directory=tmp_path)
+    writer = Writer(replay, {"table": Single()})
+    block = {"frame": np.zeros((64, 16, 84, 84), np.uint8)}
+    writer.append(block)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def append_for_ever() -> None:
+        while True:
+            writer.append(block)
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(MemoryError, match="there is no room for more; lower the tables' capacity"):
+        append_for_ever()
+    size = replay.info()["table"]["size"]
+    assert len(replay.sample("table", 64)) == 64, "what is there can still be read"
+    monkeypatch.undo()
+    writer.flush()
+    assert replay.info()["table"]["size"] == size + 64 * 16
+    audit(replay)
+
+
+def test_a_process_with_little_address_space_can_have_a_table() -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+import numpy as np
+from shoal.replay import Replay, Table, Writer, n_step
+replay = Replay([Table("table", 1000)])
+writer = Writer(replay, {"table": n_step(1, 0.9)})
+step = np.zeros((64, 8), np.float32)
+for _ in range(10):
+    writer.append({"observation": np.zeros((64, 8, 84, 84), np.uint8), "reward": step, "terminated": step > 0})
+print(len(replay.sample("table", 32)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "32", done.stderr
