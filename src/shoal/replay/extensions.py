@@ -8,7 +8,8 @@ from .messages import Array
 class Extension:
     """Subclass it, override what you need and give it to `Replay(..., extensions=[...])`.
 
-    Methods are called with the service's lock held, in the order things happen: be quick, and do not call the service.
+    Methods are called with the service's lock held, in the order things happen: be quick, do not raise, and do not call
+    the service.
     """
 
     def inserted(self, table: str, keys: Array, priorities: Array) -> None: ...

@@ -75,7 +75,8 @@ class Replay:
             writer = self._intake.writer(block)
             if writer.busy:
                 who = f"writer {block.writer!r} waits for its own last insert to end"
-                self._wait(lambda: not writer.busy, timeout, lambda: who, block.items)
+                self._wait(lambda: not self._intake.writer(block).busy, timeout, lambda: who, block.items)
+                writer = self._intake.writer(block)
             if writer.has_received(block):
                 return Inserted({}, {}, repeated=True)
             new = block.sequence > writer.sequence
@@ -200,7 +201,7 @@ class Replay:
 
     def update_priorities(self, table: str, keys: Array, priorities: Array) -> int:
         """Set priorities by key; how many items were still there. The others are counted as stale and left alone."""
-        running = self._table(table)
+        self._table(table)
         keys, priorities = np.asarray(keys, np.int64), np.asarray(priorities, np.float64)
         if keys.ndim != 1 or keys.shape != priorities.shape:
             raise ValueError(
@@ -209,7 +210,7 @@ class Replay:
         check_priorities(table, priorities)
         with self._changed:
             self._check_open([table])
-            return running.update(keys, priorities)
+            return self._tables[table].update(keys, priorities)
 
     # Everything else
 
@@ -229,9 +230,10 @@ class Replay:
 
     def delete(self, table: str, keys: Array) -> int:
         """Remove items by key; how many were there."""
-        running = self._table(table)
+        self._table(table)
         with self._changed:
             self._check_open([table])
+            running = self._tables[table]
             slots = running.find(np.unique(np.asarray(keys, np.int64)))
             slots = slots[slots >= 0]
             running.delete(slots)
@@ -240,9 +242,10 @@ class Replay:
 
     def trim(self, table: str) -> int:
         """Remove what a soft capacity has let in beyond the capacity; how many items that were."""
-        running = self._table(table)
+        self._table(table)
         with self._changed:
             self._check_open([table])
+            running = self._tables[table]
             count = running.shrink(running.description.capacity)
             self._notify()
             return count
