@@ -169,12 +169,15 @@ class Store:
         self.references[chunks] = left
         ended = chunks[left == 0]
         if len(ended):
-            self._free_unheld(distinct(np.concatenate([ended, self.following[ended]])))
+            self._free_unheld(ended)
 
-    def _free_unheld(self, chunks: Array) -> None:
-        before = self.previous[chunks]
-        held = (self.references[chunks] > 0) | ((before > 0) & (self.references[before - 1] > 0))
-        unused = chunks[~held]
+    def _free_unheld(self, ended: Array) -> None:
+        """Free chunks without references that follow none which has some, and those that only these kept."""
+        references, behind = self.references, self.following[ended]
+        idle = behind[references[behind] == 0]
+        unused = distinct(np.concatenate([ended, idle])) if len(idle) else ended
+        before = self.previous[unused]
+        unused = unused[(before == 0) | (references[before - 1] == 0)]
         if len(unused):
             # `following` stays: a gather of items that were just removed still needs it
             behind = self.following[unused]
