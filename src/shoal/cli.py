@@ -58,9 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        if not _unheard():
+            raise
+        return ERROR
     finally:
         _cool()
         signal.signal(signal.SIGTERM, before)
+
+
+def _unheard() -> bool:
+    """Whether nobody reads what is printed any more, as after `shoal … | head`; nothing more is then said about it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _dispatch(words: Sequence[str], started: float) -> int:

@@ -93,7 +93,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {"envs_per_actor": 128, "unroll": 10, "batch": 128, "reward_scale": 0.1},
+    "classic": {"envs_per_actor": 256, "unroll": 10, "batch": 256, "queue": 256, "reward_scale": 0.1},
     # Many small updates: Pendulum needs thousands, and its episodes all reset together.
     "control": {
         "envs_per_actor": 16,

@@ -1,0 +1,83 @@
+"""Stable-Baselines3's PPO on CartPole-v1 until its greedy policy is good, with the settings its own zoo tuned.
+
+    python bench/ppo/sb3_side.py SEED [--target 475] [--seconds 60]
+
+Run by bench/ppo/compare.py in an environment that has stable-baselines3. A policy counts as good as soon as 10 fresh
+greedy episodes reach the target and 50 more confirm it, as with Shoal; evaluation is not counted as training time, which
+favours this side: Shoal's evaluator takes its share of the machine while it trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+
+class Judge(BaseCallback):
+    """After every rollout: is it good enough?"""
+
+    def __init__(self, seed: int, target: float, seconds: float) -> None:
+        super().__init__()
+        self.envs = make_vec_env("CartPole-v1", n_envs=10, seed=seed + 1_000)
+        self.target, self.seconds = target, seconds
+        self.judging = 0.0  # seconds spent here
+        self.reached: float | None = None
+
+    def _on_training_start(self) -> None:
+        self.begun = time.perf_counter()
+
+    def _on_step(self) -> bool:
+        return self.reached is None and self.spent() < self.seconds
+
+    def _on_rollout_start(self) -> None:
+        spent, begun = self.spent(), time.perf_counter()
+        if self._returns(10) >= self.target and self._returns(50) >= self.target:
+            self.reached = spent
+        self.judging += time.perf_counter() - begun
+
+    def spent(self) -> float:
+        return time.perf_counter() - self.begun - self.judging
+
+    def _returns(self, episodes: int) -> float:
+        mean, _ = evaluate_policy(self.model, self.envs, n_eval_episodes=episodes, deterministic=True, warn=False)
+        return float(mean)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--target", type=float, default=475.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    envs = make_vec_env("CartPole-v1", n_envs=8, seed=options.seed)
+    model = PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        gae_lambda=0.8,
+        gamma=0.98,
+        ent_coef=0.0,
+        learning_rate=lambda left: 1e-3 * left,
+        clip_range=lambda left: 0.2 * left,
+        seed=options.seed,
+        device="cpu",
+    )
+    judge = Judge(options.seed, options.target, options.seconds)
+    model.learn(total_timesteps=100_000, callback=judge)
+    spent = judge.spent()
+    found = {"seed": options.seed, "seconds_to_target": judge.reached, "env_steps": model.num_timesteps}
+    print(json.dumps({**found, "env_steps_per_second": model.num_timesteps / spent}))
+
+
+if __name__ == "__main__":
+    main()
