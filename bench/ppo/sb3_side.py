@@ -3,8 +3,8 @@
     python bench/ppo/sb3_side.py SEED [--target 475] [--seconds 60]
 
 Run by bench/ppo/compare.py in an environment that has stable-baselines3. A policy counts as good as soon as 10 fresh
-greedy episodes reach the target and 50 more confirm it, as with Shoal; evaluation is not counted as training time, which
-favours this side: Shoal's evaluator takes its share of the machine while it trains.
+greedy episodes reach the target and 50 more confirm it, as with Shoal; evaluation is not counted as training time,
+which favours this side: Shoal's evaluator takes its share of the machine while it trains.
 """
 
 from __future__ import annotations

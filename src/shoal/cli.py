@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -69,12 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _unheard() -> bool:
     """Whether nobody reads what is printed any more, as after `shoal … | head`; nothing more is then said about it."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    asked = select.poll()
+    asked.register(sys.stdout.fileno())
+    if not any(event & select.POLLERR for _, event in asked.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _dispatch(words: Sequence[str], started: float) -> int:

@@ -94,6 +94,16 @@ def test_the_last_line_of_stdout_is_one_object_with_every_promised_field(
     assert 0 < result["train_seconds"] < result["wall_seconds"]  # type: ignore[operator]
 
 
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    shoal = [sys.executable, "-m", "shoal", "train", "impala", "--help"]
+    with subprocess.Popen(shoal, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 1
+
+
 def test_the_start_says_which_preset_was_chosen_and_what_it_sets(trained: tuple[Path, dict[str, object], str]) -> None:
     assert "preset classic (a classic environment): reward_scale=0.1" in trained[2]
 
