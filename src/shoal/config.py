@@ -47,6 +47,12 @@ AT_LEAST: dict[str, float] = {
     "target_kl": 0,
     "epsilon": 0,
     "reward_clip": 0,
+    "atoms": 2,
+    "noise": 0,
+    "noise_smallest": 0,
+    "slope_clip": 0,
+    "actor_rate": 0,
+    "critic_rate": 0,
     "grad_clip": 0,
     "lstm": 0,
     "seed": 0,
@@ -56,7 +62,7 @@ AT_LEAST: dict[str, float] = {
     "stop_updates": 1,
     "stop_seconds": 0,
 }
-BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay")
+BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay", "target_rate")
 # Only where nothing else would refuse the value before processes are started; a Literal type needs no entry here.
 CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adam", "rmsprop"),

@@ -29,6 +29,8 @@ TINY: dict[str, Any] = {  # as far as an algorithm has these options
     "epochs": 1,
     "minibatches": 1,
     "hidden": (8,),
+    "actor_hidden": (8,),
+    "critic_hidden": (8,),
     "lstm_size": 8,
     "burn_in": 2,
     "length": 4,

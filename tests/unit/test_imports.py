@@ -25,11 +25,12 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "envs": ("errors tree", "numpy gymnasium dm_env ale_py"),
     "nets": ("errors functional tree", "torch numpy gymnasium"),
     "optim": ("errors services", "torch numpy"),
+    "control": ("functional nets optim", "torch numpy"),
     "services": ("buffers errors loops program replay sync tree", "torch numpy"),
     "loops": ("buffers envs errors program replay services sync tree", "numpy"),
     "runtime": ("buffers errors program sync", "numpy cloudpickle"),
     "algorithms": (
-        "config envs errors functional loops nets optim program replay services tree",
+        "config control envs errors functional loops nets optim program replay services tree",
         "torch numpy gymnasium",
     ),
     "experiment": (

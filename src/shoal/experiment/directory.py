@@ -1,7 +1,7 @@
 """The run directory: everything that is needed to know what was run, to plot it, and to rebuild the policy.
 
 config.json    algorithm, config, options, preset, command, versions, git revision
-metrics.jsonl  a row per second, per evaluation, and per lost node, each with its "kind"
+metrics.jsonl  a row per second, per evaluation, per lost node and per note to the user, each with its "kind"
 weights.npz    the last weights
 summary.json   the result, as `--json` prints it
 curve.png      the evaluations, where matplotlib is installed

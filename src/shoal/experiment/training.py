@@ -179,7 +179,7 @@ class Experiment:
 
     def _watch(self, run: Run, interrupts: Interrupts, directory: RunDirectory, display: view.View) -> StoppedBy:
         metrics, progress = run.client(METRICS), self.progress
-        begin, next_row = time.monotonic(), 0.0
+        begin, next_row, noted = time.monotonic(), 0.0, 0
         reason: StoppedBy | None = None
         while reason is None:
             run.wait(TICK)
@@ -188,6 +188,10 @@ class Experiment:
             restarts = sum(run.supervisor.restarts.values())
             for record in progress.take(snapshot, time.monotonic() - begin, restarts):
                 directory.write_row("evaluation", record)
+            for note in snapshot["notes"][noted:]:
+                display.note(note)
+                directory.write_row("note", {"text": note, "seconds": progress.train_seconds})
+            noted = len(snapshot["notes"])
             self.first_update = snapshot["first_update"]
             reason = stop_reason(self.options, progress, finished, interrupts.asked)
             if reason is not None or progress.elapsed >= next_row:

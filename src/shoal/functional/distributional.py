@@ -66,14 +66,15 @@ def project(probabilities: Tensor, returns: Tensor, discounts: Tensor, support: 
     """The distribution of returns + discounts · Z on the support of Z (Bellemare 2017, eq. 7).
 
     probabilities [B, K] of evenly spaced atoms [K], returns and discounts [B] (0 after a termination) → [B, K].
-    Each moved atom is shared between its two neighbours; what leaves the support is put on its end. No gradient.
+    Each moved atom is shared between its two neighbours; what leaves the support is put on its end. No gradient. A
+    return that is NaN gives a distribution of NaN.
     """
     low, high, atoms = support[0], support[-1], len(support)
     moved = torch.clamp(returns.unsqueeze(-1) + discounts.unsqueeze(-1) * support, low, high)
     place = (moved - low) * ((atoms - 1) / (high - low))
     lower = place.floor().clamp(0, atoms - 2)
     share = place - lower
-    index = lower.long()
+    index = lower.nan_to_num().long()  # a return that is not a number stays one: its share is
     projected = torch.zeros_like(probabilities)
     projected.scatter_add_(-1, index, probabilities * (1.0 - share))
     return projected.scatter_add_(-1, index + 1, probabilities * share)

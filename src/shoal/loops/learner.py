@@ -26,7 +26,8 @@ class NonFinite(RuntimeError):
 
 class Learner(Protocol):
     """What learns. `update` returns its measurements; among them `applied`, False when the update was refused because
-    loss or gradient were not finite, and `priorities` [items], which go back to a prioritised table."""
+    loss or gradient were not finite, `priorities` [items], which go back to a prioritised table, and a `note`, a
+    sentence for the user."""
 
     def update(self, batch: Columns) -> dict[str, Any]: ...
     def weights(self) -> Weights: ...
@@ -103,6 +104,8 @@ class LearnerLoop:
             report.count("learner_steps")
         report.count("trained_steps", _transitions(batch))
         self._judge(bool(measured.pop("applied", True)))
+        if (note := measured.pop("note", None)) is not None and self._leads:
+            report.note(note)
         report.lap("learning")
         if (priorities := measured.pop("priorities", None)) is not None:
             futures(self._replay).update_priorities(self._table, sample.keys, priorities)

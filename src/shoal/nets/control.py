@@ -98,6 +98,43 @@ class Critic(nn.Module):
         return categorical_mean(outputs, self.support) if self.kind == "categorical" else outputs.mean(-1)
 
 
+class SupportWatch:
+    """Notices when the targets of a categorical critic keep leaving its support."""
+
+    PERIOD = 200  # updates over which is averaged
+    MOST = 0.05  # of the targets' mass may lie outside: tails do, and all of it is spread out in the beginning
+
+    def __init__(self, critic: Critic) -> None:
+        self._support = critic.support
+        self._sum: Tensor | float = 0.0
+        self._updates = 0
+
+    def __call__(self, outside: Tensor) -> str | None:
+        """Take in the mass outside of an update's targets, 0-d; a sentence for the user where it is too much."""
+        self._sum = self._sum + outside
+        self._updates += 1
+        if self._updates % self.PERIOD:
+            return None
+        mean, self._sum = float(self._sum) / self.PERIOD, 0.0
+        if self._updates == self.PERIOD or mean <= self.MOST:  # not in the beginning
+            return None
+        low, high = float(self._support[0]), float(self._support[-1])
+        return (
+            f"The returns that are learned lie outside of the critic's support, {low:g} to {high:g} ({mean:.0%} of the "
+            "targets' mass did): give wider limits with --support-low and --support-high, a smaller --reward-scale, or "
+            "--critic quantile, which has none."
+        )
+
+
+class ControlNetworks(nn.Module):
+    """An actor and its critic as one module: trained apart, published and copied together."""
+
+    def __init__(self, actor: Actor, critic: Critic) -> None:
+        super().__init__()
+        self.actor = actor
+        self.critic = critic
+
+
 class ActorBody(nn.Module):
     """Encoder and an MLP with layer normalisation: observation [N, ...] → [N, outputs]."""
 

@@ -13,7 +13,7 @@ PERIOD = 0.5  # seconds between two reports of a node
 
 
 class Metrics:
-    """Counts are summed over nodes, values are the latest; evaluations are kept in full."""
+    """Counts are summed over nodes, values are the latest; evaluations and notes are kept in full."""
 
     def __init__(self) -> None:
         self._lock = Condition()
@@ -21,6 +21,7 @@ class Metrics:
         self._values: dict[str, float] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
         self._evaluations: list[dict[str, Any]] = []
+        self._notes: list[str] = []
         self._first_step: float | None = None
         self._first_update: float | None = None
 
@@ -44,6 +45,12 @@ class Metrics:
             steps = int(self._counts["env_steps"])
             self._evaluations.append({**record, "seconds": now - since, "env_steps": steps})
 
+    def note(self, text: str) -> None:
+        """A sentence that the user should read; the same one is kept once."""
+        with self._lock:
+            if text not in self._notes:
+                self._notes.append(text)
+
     def snapshot(self, evaluations_from: int = 0) -> dict[str, Any]:
         """Everything so far; of the evaluations only those from an index on."""
         with self._lock:
@@ -53,6 +60,7 @@ class Metrics:
                 "values": dict(self._values),
                 "nodes": {name: dict(node) for name, node in self._nodes.items()},
                 "evaluations": self._evaluations[evaluations_from:],
+                "notes": list(self._notes),
                 "train_seconds": 0.0 if self._first_step is None else now - self._first_step,
                 "first_update": self._first_update,
             }
@@ -80,6 +88,10 @@ class Reporter:
 
     def count(self, name: str, amount: float = 1) -> None:
         self._counts[name] += amount
+
+    def note(self, text: str) -> None:
+        """Tell the user, at once."""
+        futures(self._metrics).note(text)
 
     def due(self) -> bool:
         return monotonic() >= self._next

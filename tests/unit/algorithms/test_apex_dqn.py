@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from transitions import Spec, batch_of, stored, tensors
 
 from shoal import envs
 from shoal.algorithms.apex_dqn import PRESETS, ApexDQN, Config, make_policy, program
 from shoal.errors import UserError
-from shoal.loops.recorder import Recorder, Sender
 from shoal.loops.wiring import Settings
 from shoal.program import Handle
-from shoal.replay import Replay, Sample, Table, n_step
+from shoal.replay import Replay
 from shoal.runtime import launch
 
-Columns = dict[str, npt.NDArray[Any]]
 SMALL: dict[str, Any] = {"hidden": (16,), "envs_per_actor": 4, "rows": 5}
 BATCH = 32
-
-
-@dataclass(frozen=True)
-class Spec:
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
 
 
 VECTOR = Spec(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(3))
@@ -45,36 +36,9 @@ KINDS = [
 ]
 
 
-def stored(cfg: Config, spec: Spec, blocks: int = 6) -> tuple[Replay, Table]:
-    """What an actor with freshly made weights sends of random episodes that are terminated or cut short."""
-    random = np.random.default_rng(3)
-    table = Table("transitions", 1000)
-    replay = Replay([table])
-    policy = make_policy(cfg, spec, seed=1)
-    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"))
-    count = cfg.envs_per_actor
-    recorder = Recorder(policy, count, cfg.rows, Sender(policy, replay, {"transitions": pattern}, "actor"))
-    spec.observation_space.seed(0)
-    ended = np.zeros(count, np.bool_)
-    sent = 0
-    while sent < blocks:
-        drawn = [spec.observation_space.sample() for _ in range(count)]
-        nested = isinstance(spec.observation_space, spaces.Dict)
-        recorder.act({key: np.stack([row[key] for row in drawn]) for key in drawn[0]} if nested else np.stack(drawn))
-        valid, ends = ~ended, ~ended & (random.random(count) < 0.3)
-        terminated = ends & (random.random(count) < 0.5)
-        reward = np.where(valid, random.standard_normal(count), 0.0).astype(np.float32)
-        sent += recorder.result(reward, terminated, valid)
-        ended = ends
-    return replay, table
-
-
-def batch_of(sample: Sample) -> Columns:
-    return {**sample.data, "importance": np.ones(len(sample), np.float32)}
-
-
-def tensors(batch: Columns) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
+def stored_by(cfg: Config, spec: Spec) -> Replay:
+    """What an actor with freshly made weights sends."""
+    return stored(cfg, make_policy(cfg, spec, seed=1), spec)
 
 
 @pytest.mark.parametrize(("options", "spec"), KINDS)
@@ -82,7 +46,7 @@ def test_actor_computed_priorities_are_those_of_a_learner_with_the_same_weights(
     options: dict[str, Any], spec: Spec
 ) -> None:
     cfg = Config(**(SMALL | options), reward_scale=0.5)
-    replay, _ = stored(cfg, spec)
+    replay = stored_by(cfg, spec)
     sample = replay.sample("transitions", 64)
     assert (sample.data["discount"] == 0.0).any()  # after a termination
     assert (sample.data["discount"] > np.float32(cfg.gamma**cfg.n)).any()  # shortened by the end of an episode
@@ -91,7 +55,7 @@ def test_actor_computed_priorities_are_those_of_a_learner_with_the_same_weights(
 
 
 def test_the_values_acted_on_are_not_stored() -> None:
-    replay, _ = stored(Config(**SMALL), VECTOR)
+    replay = stored_by(Config(**SMALL), VECTOR)
     data = replay.sample("transitions", 1).data
     assert set(data) == {"observation", "next_observation", "action", "reward", "discount", "version"}
 
@@ -99,7 +63,7 @@ def test_the_values_acted_on_are_not_stored() -> None:
 @pytest.mark.parametrize(("options", "spec"), KINDS)
 def test_an_update_gives_priorities_and_weights_that_policies_load(options: dict[str, Any], spec: Spec) -> None:
     cfg = Config(**(SMALL | options))
-    replay, _ = stored(cfg, spec)
+    replay = stored_by(cfg, spec)
     learner = ApexDQN(cfg, spec, seed=1)
     before = learner.weights()
     measured = learner.update(batch_of(replay.sample("transitions", BATCH)))
@@ -112,7 +76,7 @@ def test_an_update_gives_priorities_and_weights_that_policies_load(options: dict
 
 def test_what_follows_a_termination_does_not_count() -> None:
     cfg = Config(**SMALL)
-    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
     loss, _, _ = learner.loss(tensors(batch))
     ended = batch["discount"] == 0.0
@@ -123,7 +87,7 @@ def test_what_follows_a_termination_does_not_count() -> None:
 
 def test_importance_weights_scale_each_item_of_the_loss() -> None:
     cfg = Config(**SMALL)
-    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", 2))
+    batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", 2))
     learner = ApexDQN(cfg, VECTOR, seed=1)
 
     def loss(first: float, second: float) -> float:
@@ -136,7 +100,7 @@ def test_importance_weights_scale_each_item_of_the_loss() -> None:
 @pytest.mark.parametrize("quantiles", [0, 4])
 def test_the_target_is_the_target_networks_value_of_the_action_that_the_network_prefers(quantiles: int) -> None:
     cfg = Config(**SMALL, quantiles=quantiles, target_every=1000)
-    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
     then = make_policy(cfg, VECTOR, seed=1)._network
     for _ in range(20):
@@ -157,7 +121,7 @@ def test_the_target_is_the_target_networks_value_of_the_action_that_the_network_
 
 def test_the_target_network_is_a_copy_from_every_so_many_updates_ago() -> None:
     cfg = Config(**SMALL, target_every=3)
-    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
     drifts = [float(learner.update(batch)["target_drift"]) for _ in range(7)]
     assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
@@ -165,7 +129,7 @@ def test_the_target_network_is_a_copy_from_every_so_many_updates_ago() -> None:
 
 def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities() -> None:
     cfg = Config(**SMALL)
-    batch = batch_of(stored(cfg, VECTOR)[0].sample("transitions", BATCH))
+    batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     batch["reward"] = np.full(BATCH, np.nan, np.float32)
     learner = ApexDQN(cfg, VECTOR, seed=1)
     before = learner.weights()
@@ -220,7 +184,7 @@ def make_own(observation_space: object, action_space: object) -> nn.Module:
 
 def test_the_users_own_network_is_trained_and_acts() -> None:
     cfg = Config(**SMALL, network=f"{__name__}:make_own")
-    replay, _ = stored(cfg, VECTOR)
+    replay = stored_by(cfg, VECTOR)
     measured = ApexDQN(cfg, VECTOR, seed=1).update(batch_of(replay.sample("transitions", BATCH)))
     assert measured["applied"]
     with pytest.raises(UserError, match="shape"):

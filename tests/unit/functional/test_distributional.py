@@ -104,6 +104,13 @@ def test_a_terminal_return_is_a_single_spike_shared_by_its_neighbours() -> None:
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
+def test_a_return_that_is_not_a_number_gives_no_distribution_and_leaves_the_others_theirs() -> None:
+    support = torch.linspace(-1.0, 1.0, 3)
+    projected = project(torch.full((2, 3), 1.0 / 3.0), torch.tensor([torch.nan, 0.0]), torch.ones(2), support)
+    assert projected[0].isnan().any()
+    torch.testing.assert_close(projected[1], torch.full((3,), 1.0 / 3.0))
+
+
 def test_mass_outside_is_the_probability_that_the_projection_clips() -> None:
     support = torch.linspace(0.0, 4.0, 5)
     p = torch.full((4, 5), 0.2)

@@ -1,0 +1,60 @@
+"""Networks beside the one that is trained: a slow copy that targets come from, and the same one without gradients."""
+
+from __future__ import annotations
+
+import copy
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class Target(Generic[Network]):
+    """A copy of a network that goes `rate` of the way to it every `every` updates; a rate of 1 copies it.
+
+    Make it after the network's optimizers: they give its parameters their place in memory.
+    """
+
+    def __init__(self, network: Network, every: int, rate: float = 1.0) -> None:
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self._every, self._rate = every, rate
+        self._fast = [parameter.detach() for parameter in network.parameters()]
+        self._slow = [parameter.detach() for parameter in self.network.parameters()]
+        self._buffers = list(zip(self.network.buffers(), network.buffers()))
+
+    def follow(self, updates: int) -> None:
+        """To be called with the number of the network's updates, after each."""
+        if updates % self._every == 0:
+            self._approach(self._rate)
+
+    def reset(self) -> None:
+        """Become a copy now."""
+        self._approach(1.0)
+
+    def drift(self) -> Tensor:
+        """How far the network is from its copy, in parts of its size."""
+        return _norm(torch._foreach_sub(self._fast, self._slow)) / _norm(self._fast)
+
+    def _approach(self, rate: float) -> None:
+        if rate == 1.0:
+            torch._foreach_copy_(self._slow, self._fast)
+        else:
+            torch._foreach_lerp_(self._slow, self._fast, rate)
+        for own, other in self._buffers:
+            own.copy_(other)
+
+
+def frozen(network: Network) -> Network:
+    """The same network in the same memory, whose parameters ask for no gradient: its slope by an input then costs
+    nothing for theirs. Make it, too, after the optimizers."""
+    twin = copy.deepcopy(network).requires_grad_(False)
+    for own, other in zip([*twin.parameters(), *twin.buffers()], [*network.parameters(), *network.buffers()]):
+        own.data = other.data
+    return twin
+
+
+def _norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return norm

@@ -1,0 +1,383 @@
+"""D4PG and Ape-X DPG, learner, policy and program: priorities on both sides, losses, targets, noise, the support."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from transitions import Columns, Spec, batch_of, stored, tensors
+
+from shoal import envs
+from shoal.algorithms import apex_dpg, d4pg
+from shoal.errors import UserError
+from shoal.experiment.training import train
+from shoal.loops.wiring import Settings
+from shoal.program import Handle
+from shoal.replay import Replay
+from shoal.runtime import launch
+
+SMALL: dict[str, Any] = {"actor_hidden": (16,), "critic_hidden": (16,), "envs_per_actor": 4, "rows": 5, "n": 3}
+SUPPORT = {"support_low": -20.0, "support_high": 20.0}
+BATCH = 32
+BOUNDS = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+VECTOR = Spec(spaces.Box(-1.0, 1.0, (3,), np.float32), BOUNDS)
+NESTED = Spec(spaces.Dict(camera=spaces.Box(0, 255, (36, 36, 3), np.uint8), place=spaces.Discrete(4)), BOUNDS)
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "categorical": (d4pg, {"atoms": 21, **SUPPORT}),
+    "quantile": (d4pg, {"critic": "quantile", "atoms": 7}),
+    "scalar": (apex_dpg, {}),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_algorithm = pytest.mark.parametrize("algorithm", [d4pg, apex_dpg], ids=["d4pg", "apex_dpg"])
+
+
+def config(kind: str, **options: Any) -> Any:
+    algorithm, own = KINDS[kind]
+    return algorithm.Config(**(SMALL | own | options))
+
+
+def learner_of(cfg: Any, spec: Spec = VECTOR) -> Any:
+    return (d4pg.D4PG if isinstance(cfg, d4pg.Config) else apex_dpg.ApexDPG)(cfg, spec, seed=1)
+
+
+def policy_of(cfg: Any, spec: Spec = VECTOR, **options: Any) -> Any:
+    return (d4pg if isinstance(cfg, d4pg.Config) else apex_dpg).make_policy(cfg, spec, seed=1, **options)
+
+
+def stored_by(cfg: Any, spec: Spec = VECTOR) -> Replay:
+    return stored(cfg, policy_of(cfg, spec), spec)
+
+
+def some(cfg: Any, spec: Spec = VECTOR, count: int = BATCH) -> Columns:
+    return batch_of(stored_by(cfg, spec).sample("transitions", count))
+
+
+class OwnCritic(nn.Module):
+    """A user's critic; unlike the built-in networks it computes in whatever precision it is given."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        q: Tensor = self.layers(torch.cat([observation, action], -1))
+        return q
+
+
+def own_scalar(observation_space: object, action_space: object) -> tuple[nn.Module, nn.Module]:
+    return nn.Linear(3, 2), OwnCritic(1)
+
+
+def own_quantile(observation_space: object, action_space: object) -> tuple[nn.Module, nn.Module]:
+    return nn.Linear(3, 2), OwnCritic(7)
+
+
+def own_categorical(observation_space: object, action_space: object) -> tuple[nn.Module, nn.Module]:
+    return nn.Linear(3, 2), OwnCritic(21)
+
+
+@every_kind
+@pytest.mark.parametrize("spec", [VECTOR, NESTED], ids=["vector", "nested"])
+def test_actor_computed_priorities_are_those_of_a_learner_with_the_same_weights(kind: str, spec: Spec) -> None:
+    cfg = config(kind, reward_scale=0.5)
+    sample = stored_by(cfg, spec).sample("transitions", 64)
+    assert (sample.data["discount"] == 0.0).any()  # after a termination
+    assert (sample.data["discount"] > np.float32(cfg.gamma**cfg.n)).any()  # shortened by the end of an episode
+    _, priorities, _ = learner_of(cfg, spec).critic_loss(tensors(batch_of(sample)))
+    np.testing.assert_allclose(sample.priorities, priorities.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+def test_the_values_acted_on_are_not_stored(kind: str) -> None:
+    data = stored_by(config(kind)).sample("transitions", 1).data
+    assert set(data) == {"observation", "next_observation", "action", "reward", "discount", "version"}
+
+
+@every_kind
+@pytest.mark.parametrize("spec", [VECTOR, NESTED], ids=["vector", "nested"])
+def test_an_update_gives_priorities_and_weights_that_policies_load(kind: str, spec: Spec) -> None:
+    cfg = config(kind)
+    learner = learner_of(cfg, spec)
+    before = learner.weights()
+    measured = learner.update(some(cfg, spec))
+    after = learner.weights()
+    assert measured["applied"]
+    assert measured["priorities"].shape == (BATCH,)
+    for part in ("actor", "critic"):
+        assert any(not np.array_equal(before[name], after[name]) for name in before if name.startswith(part))
+    policy_of(cfg, spec).load(after)
+
+
+@every_kind
+def test_priorities_are_errors_of_expected_returns_against_both_target_networks(kind: str) -> None:
+    cfg = config(kind, target_every=1000, reward_scale=0.5)
+    batch = some(cfg)
+    learner = learner_of(cfg)
+    then, now = policy_of(cfg)._networks, policy_of(cfg)._networks
+    for _ in range(20):
+        learner.update(batch)
+    now.load_state_dict({name: torch.from_numpy(array) for name, array in learner.weights().items()})
+    _, priorities, _ = learner.critic_loss(tensors(batch))
+    with torch.no_grad():
+        for index in range(BATCH):
+            item = {name: torch.from_numpy(column[index : index + 1]) for name, column in batch.items()}
+            following = item["next_observation"]
+            value = then.critic.expected(then.critic(following, then.actor(following)))
+            target = 0.5 * item["reward"] + item["discount"] * value
+            units = (item["action"] - torch.tensor([0.0, 5.0])) / torch.tensor([2.0, 5.0])
+            predicted = now.critic.expected(now.critic(item["observation"], units))
+            assert float(priorities[index]) == pytest.approx(abs(float(target - predicted)), abs=1e-4)
+
+
+def in_double_precision(kind: str, **options: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A learner of the user's networks and a batch for it."""
+    cfg = config(kind, network=f"{__name__}:own_{kind}", **options)
+    learner = learner_of(cfg)
+    training = learner._training
+    for network in (training.actor, training.critic, training.target, training._judge):
+        network.double()
+    columns = {name: x.double() if x.is_floating_point() else x for name, x in tensors(some(cfg)).items()}
+    return learner, columns
+
+
+@every_kind
+def test_the_gradient_of_the_critics_loss_is_that_of_finite_differences(kind: str) -> None:
+    learner, columns = in_double_precision(kind)
+    columns["importance"] = torch.linspace(0.1, 1.0, BATCH, dtype=torch.float64)
+    check_gradient(lambda: learner.critic_loss(columns)[0], learner._training.critic)
+
+
+@every_kind
+def test_the_gradient_of_the_actors_loss_is_that_of_finite_differences_and_reaches_the_actor_alone(kind: str) -> None:
+    learner, columns = in_double_precision(kind, slope_clip=0.0)
+    training = learner._training
+    check_gradient(lambda: training.actor_loss(columns["observation"])[0], training.actor)
+    others = list(training.critic.parameters())
+    unused = torch.autograd.grad(training.actor_loss(columns["observation"])[0], others, allow_unused=True)
+    assert all(gradient is None for gradient in unused)
+
+
+def check_gradient(loss: Any, network: nn.Module) -> None:
+    """Along a random direction of each parameter tensor."""
+    parameters = list(network.parameters())
+    gradients = torch.autograd.grad(loss(), parameters)
+    random = torch.Generator().manual_seed(0)
+    step = 1e-6
+    for parameter, gradient in zip(parameters, gradients):
+        direction = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
+        sides = []
+        for sign in (1.0, -1.0):
+            with torch.no_grad():
+                parameter += sign * step * direction
+            sides.append(float(loss().detach()))
+            with torch.no_grad():
+                parameter -= sign * step * direction
+        slope = (sides[0] - sides[1]) / (2.0 * step)
+        assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-7)
+
+
+@every_kind
+def test_the_actors_slope_is_that_of_the_critic_as_it_is_now(kind: str) -> None:
+    """The critic that the actor climbs shares its memory with the one that is trained."""
+    cfg = config(kind)
+    learner = learner_of(cfg)
+    batch = some(cfg)
+    for _ in range(3):
+        learner.update(batch)
+    own, judge = learner._training.critic, learner._training._judge
+    for a, b in zip([*own.parameters(), *own.buffers()], [*judge.parameters(), *judge.buffers()]):
+        assert a.data_ptr() == b.data_ptr()
+    learner.load({name: np.zeros_like(array) for name, array in learner.weights().items()})
+    assert all(not parameter.any() for parameter in judge.parameters())
+
+
+@every_kind
+def test_what_follows_a_termination_does_not_count(kind: str) -> None:
+    cfg = config(kind)
+    batch = some(cfg)
+    learner = learner_of(cfg)
+    loss, priorities, _ = learner.critic_loss(tensors(batch))
+    ended = batch["discount"] == 0.0
+    assert ended.any()
+    batch["next_observation"] = np.where(ended[:, None], 100.0, batch["next_observation"]).astype(np.float32)
+    again, others, _ = learner.critic_loss(tensors(batch))
+    assert float(again.detach()) == pytest.approx(float(loss.detach()), rel=1e-6)
+    assert torch.equal(others, priorities)
+
+
+@every_kind
+def test_importance_weights_scale_each_item_of_the_loss(kind: str) -> None:
+    cfg = config(kind)
+    batch = some(cfg, count=2)
+    learner = learner_of(cfg)
+
+    def loss(first: float, second: float) -> float:
+        batch["importance"] = np.array([first, second], np.float32)
+        return float(learner.critic_loss(tensors(batch))[0].detach())
+
+    assert loss(1.0, 0.5) == pytest.approx(loss(1.0, 0.0) + 0.5 * loss(0.0, 1.0))
+
+
+@every_algorithm
+def test_with_a_rate_of_one_the_target_networks_are_copies_from_every_so_many_updates_ago(algorithm: Any) -> None:
+    cfg = algorithm.Config(**SMALL, target_every=3)
+    batch = some(cfg)
+    learner = learner_of(cfg)
+    drifts = [float(learner.update(batch)["target_drift"]) for _ in range(7)]
+    assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
+
+
+@every_algorithm
+def test_with_a_smaller_rate_the_target_networks_go_a_part_of_the_way_with_every_update(algorithm: Any) -> None:
+    cfg = algorithm.Config(**SMALL, target_every=1, target_rate=0.25)
+    batch = some(cfg)
+    learner = learner_of(cfg)
+    before = learner.weights()
+    learner.update(batch)
+    after = learner.weights()
+    for name, slow in learner._training.target.state_dict().items():
+        np.testing.assert_allclose(slow.numpy(), 0.75 * before[name] + 0.25 * after[name], rtol=1e-4, atol=1e-6)
+
+
+@every_kind
+def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities(kind: str) -> None:
+    cfg = config(kind)
+    batch = some(cfg)
+    batch["reward"] = np.full(BATCH, np.nan, np.float32)
+    learner = learner_of(cfg)
+    before = learner.weights()
+    measured = learner.update(batch)
+    assert not measured["applied"]
+    assert "priorities" not in measured
+    assert all(np.array_equal(before[name], array) for name, array in learner.weights().items())
+
+
+@every_kind
+def test_it_learns_which_action_pays(kind: str) -> None:
+    """The reward falls with the square of the action's distance, in units, to the first two numbers seen."""
+    support = {"support_low": -8.0, "support_high": 1.0} if kind == "categorical" else {}
+    networks = {"actor_hidden": (32, 32), "critic_hidden": (32, 32)}
+    cfg = config(kind, actor_rate=3e-3, critic_rate=1e-2, slope_clip=0.0, target_every=10, **networks, **support)
+    random = np.random.default_rng(0)
+    learner = learner_of(cfg)
+    centre, half_width = np.array([0.0, 5.0], np.float32), np.array([2.0, 5.0], np.float32)
+    for _ in range(400):
+        observation = random.uniform(-0.8, 0.8, (64, 3)).astype(np.float32)
+        units = random.uniform(-1, 1, (64, 2)).astype(np.float32)
+        learner.update(
+            {
+                "observation": observation,
+                "next_observation": observation,
+                "action": centre + half_width * units,
+                "reward": -np.square(units - observation[:, :2]).sum(-1),
+                "discount": np.zeros(64, np.float32),
+                "importance": np.ones(64, np.float32),
+            }
+        )
+    policy = policy_of(cfg, greedy=True)
+    policy.load(learner.weights())
+    observation = random.uniform(-0.8, 0.8, (500, 3)).astype(np.float32)
+    action, _, extras = policy.act(observation, {}, np.zeros(500, np.bool_))
+    assert extras == {}
+    distance = np.abs((action - centre) / half_width - observation[:, :2]).mean()
+    assert distance < 0.15  # of an actor that does nothing: 0.4
+
+
+def test_with_uniform_replay_actors_need_no_critic_and_learners_send_no_priorities() -> None:
+    cfg = config("categorical", replay="uniform")
+    replay = stored_by(cfg)
+    sample = replay.sample("transitions", BATCH)
+    assert (sample.priorities == 1.0).all()
+    measured = learner_of(cfg).update(sample.data)
+    assert measured["applied"]
+    assert "priorities" not in measured
+
+
+def note_of(cfg: Any, reward: float) -> list[str]:
+    learner = learner_of(cfg)
+    batch = some(cfg) | {"reward": np.full(BATCH, reward, np.float32)}
+    notes = [learner.update(batch)["note"] for _ in range(401)]
+    return [note for note in notes if note is not None]
+
+
+def test_it_warns_when_targets_leave_the_categorical_support_and_names_the_options() -> None:
+    cfg = config("categorical", critic_rate=1e-2)
+    assert note_of(cfg, reward=0.1) == []
+    notes = note_of(cfg, reward=30.0)
+    assert notes
+    assert all(word in notes[0] for word in ("-20 to 20", "--support-low", "--support-high", "--critic quantile"))
+
+
+def test_the_warning_reaches_the_user_and_the_run_directory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cfg = config("categorical", support_low=-1.0, support_high=1.0, batch=16, learning_starts=50, critic_rate=1e-2)
+    train(cfg, quiet=True, runtime="inline", stop_updates=450, run_dir=str(tmp_path / "run"))
+    told = capfd.readouterr().err
+    assert told.count("outside of the critic's support, -1 to 1") >= 1
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(row["kind"] == "note" and row["text"] in told for row in rows)
+
+
+def test_a_support_whose_ends_are_swapped_is_refused() -> None:
+    with pytest.raises(UserError, match="lower end"):
+        policy_of(config("categorical", support_low=5.0, support_high=-5.0))
+
+
+def test_the_users_own_networks_are_trained_and_act() -> None:
+    cfg = apex_dpg.Config(**SMALL, network=f"{__name__}:own_scalar")
+    assert learner_of(cfg).update(some(cfg))["applied"]
+    with pytest.raises(UserError, match="shape"):
+        policy_of(d4pg.Config(**SMALL, network=f"{__name__}:own_scalar"))
+
+
+@every_algorithm
+def test_presets_set_fields_that_exist(algorithm: Any) -> None:
+    for preset in algorithm.PRESETS.values():
+        algorithm.Config(**preset)
+
+
+@every_algorithm
+def test_the_noise_ladder_runs_over_the_environments_of_all_actors(algorithm: Any) -> None:
+    spec = envs.describe("Pendulum-v1")
+    cfg = algorithm.Config(**SMALL, actors=3, noise=0.8, noise_smallest=0.1)
+    nodes = algorithm.program(cfg, spec, Settings()).nodes
+    assert [nodes[f"actor/{index}"].kwargs["first_environment"] for index in range(3)] == [0, 4, 8]
+    policy = algorithm.make_policy(cfg, spec, seed=1)
+    policy.place(np.arange(8, 12))
+    np.testing.assert_allclose(policy._scale, [0.8 * (1 / 8) ** (i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
+
+
+def test_without_a_ladder_every_environment_has_the_same_noise() -> None:
+    policy = policy_of(d4pg.Config(**SMALL, noise=0.3, noise_smallest=0.0))
+    np.testing.assert_allclose(policy._scale, [0.3] * 4, rtol=1e-6)
+
+
+@every_algorithm
+@pytest.mark.parametrize(
+    "options", [{"shards": 2, "actors": 2}, {"inference": "central", "actors": 2}, {"learners": 2}]
+)
+def test_the_program_runs_with(algorithm: Any, options: dict[str, Any]) -> None:
+    cfg = algorithm.Config(**(SMALL | options), batch=16, learning_starts=50, samples_per_insert=4.0)
+    spec = envs.describe("Pendulum-v1")
+    with launch(algorithm.program(cfg, spec, Settings(max_updates=30, evaluate=False)), "inline", seed=1) as run:
+        run.wait(60.0)
+        counts = run.client(Handle("metrics")).snapshot()["counts"]
+    assert counts["learner_steps"] == 30
+
+
+def test_uniform_replay_runs_as_a_program() -> None:
+    cfg = dataclasses.replace(
+        config("categorical"), replay="uniform", batch=16, learning_starts=50, samples_per_insert=4.0
+    )
+    spec = envs.describe("Pendulum-v1")
+    with launch(d4pg.program(cfg, spec, Settings(max_updates=30, evaluate=False)), "inline", seed=1) as run:
+        run.wait(60.0)
+        snapshot = run.client(Handle("metrics")).snapshot()
+    assert snapshot["counts"]["learner_steps"] == 30
+    assert "importance_mean" not in snapshot["values"]
