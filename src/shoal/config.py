@@ -34,6 +34,9 @@ AT_LEAST: dict[str, float] = {
     "target_every": 1,
     "capacity": 1,
     "n": 1,
+    "burn_in": 0,
+    "length": 1,
+    "period": 1,
     "rows": 1,
     "reduce": 1,
     "shards": 1,
@@ -62,7 +65,7 @@ AT_LEAST: dict[str, float] = {
     "stop_updates": 1,
     "stop_seconds": 0,
 }
-BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay", "target_rate")
+BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay", "mix", "target_rate")
 # Only where nothing else would refuse the value before processes are started; a Literal type needs no entry here.
 CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adam", "rmsprop"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal.envs import Envs
-from shoal.loops.recorder import Policy
+from shoal.loops.recorder import Policy, rewarded
 from shoal.program import current
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import NONE, Weights, WeightStore, number
@@ -31,6 +31,7 @@ def evaluate(envs: Envs, policy: Policy, episodes: int) -> list[float]:
         while running.any():
             action, state, _ = policy.act(observation, state, first)
             outcome = envs.step(action)
+            state = rewarded(state, outcome.reward)
             total += np.where(running, outcome.reward, 0.0)
             running &= ~(outcome.terminated | outcome.truncated)
             observation, first = outcome.observation, ~outcome.valid

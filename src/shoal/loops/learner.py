@@ -118,6 +118,7 @@ class LearnerLoop:
             if self._leads:
                 report.values.update(measured)
                 acted: Any = batch["version"]
+                acted = acted[batch["mask"]] if "mask" in batch else acted  # rows that exist
                 report.values["staleness"] = self._updates - 1 - float(np.mean(number(acted)))
                 report.values["version"] = self._updates
                 if self._beta is not None:

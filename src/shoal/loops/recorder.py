@@ -18,7 +18,11 @@ Columns = dict[str, Array]
 
 
 class Policy(Protocol):
-    """What acts. `state` is what a recurrent policy carries from row to row; empty for a feed-forward one."""
+    """What acts. `state` is what a recurrent policy carries from row to row; empty for a feed-forward one.
+
+    A policy that wants to know what its last actions gave has "last_reward", float32 [B], in its state: it is filled in
+    by who steps the environments.
+    """
 
     def initial_state(self, count: int) -> Columns: ...
     def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]: ...
@@ -158,6 +162,7 @@ class Recorder:
         columns["terminated"][row] = terminated
         columns["valid"][row] = valid
         self.first = ~valid
+        self._state = rewarded(self._state, reward)
         self._row += 1
         if self._row < self._until:
             return False
@@ -173,6 +178,11 @@ class Recorder:
         samples["version"] = np.zeros(self.count, np.int64)
         for name, value in samples.items():
             self._columns[name] = np.empty((self._rows + 1, *value.shape), value.dtype)
+
+
+def rewarded(state: Columns, reward: Array) -> Columns:
+    """The state after actions gave this reward, for policies that want to know."""
+    return {**state, "last_reward": reward} if "last_reward" in state else state
 
 
 def _zero_where(first: Array, value: Array) -> Array:

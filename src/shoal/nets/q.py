@@ -130,6 +130,23 @@ def previous(column: Tensor, before: Tensor) -> Tensor:
     return torch.cat([before.unsqueeze(0).to(column.dtype), column[:-1]])
 
 
+def unroll(network: nn.Module, inputs: tuple[Any, ...], state: State, first: Tensor, burn_in: int) -> Tensor:
+    """Q of all rows, whose gradient does not reach back into the first `burn_in` rows.
+
+    `inputs` are a recurrent network's first three. In columns that begin an episode with row 0, whose state is known,
+    there is no burn-in and gradients reach back to row 0.
+    """
+    if not burn_in:
+        q: Tensor = network(*inputs, state, first)[0]
+        return q
+    begins = first[0]
+    with torch.set_grad_enabled(torch.is_grad_enabled() and bool(begins.any())):
+        before, state = network(*tree.map(lambda x: x[:burn_in], inputs), state, first[:burn_in])
+    state = {name: torch.where(begins.view(-1, *[1] * (x.dim() - 1)), x, x.detach()) for name, x in state.items()}
+    after, _ = network(*tree.map(lambda x: x[burn_in:], inputs), state, first[burn_in:])
+    return torch.cat([before, after])
+
+
 def action_count(space: spaces.Space[Any]) -> int:
     """How many actions there are to give a value to."""
     if not isinstance(space, spaces.Discrete):

@@ -176,7 +176,8 @@ class _Sequence:
             final = block.position[end, whose]
             begin_full = final - last
             partial = np.where(begin_full >= 0, (begin_full // self.period + 1) * self.period, 0)
-            uncovered = ~((begin_full >= 0) & (begin_full % self.period == 0)) & (partial + self.burn_in < final)
+            whole = (begin_full >= 0) & (begin_full % self.period == 0)
+            uncovered = ~whole & ((partial + self.burn_in < final) | (partial == 0))
             if self.end == "shift":
                 partial = np.maximum(begin_full, 0)
             step = np.concatenate([step, end[uncovered]])
@@ -198,7 +199,8 @@ def sequence(
 
     What is left at an episode's end, when it is not covered yet: "pad" keeps it as a shorter item, sampled with zeros
     behind it and the column "mask" False there; "shift" begins it earlier, so that it is whole (and pads only episodes
-    shorter than an item); "drop" leaves it out. An item has at least one transition after its burn-in.
+    shorter than an item); "drop" leaves it out. An item has at least one transition after its burn-in, or is a whole
+    episode: where an episode begins the recurrent state is known, and nothing has to be burnt in.
     """
     period = length if period is None else period
     _at_least(1, length=length, period=period)

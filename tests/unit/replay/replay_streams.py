@@ -117,7 +117,7 @@ def naive_sequences(stream: Stream, length: int, period: int, burn_in: int, end:
                 items.add((environment, begin, size))
                 covered = begin + size - 1
                 begin += period
-            if ended and covered < last and begin + burn_in < last and end != "drop":
+            if ended and covered < last and (begin + burn_in < last or begin == first) and end != "drop":
                 if end == "shift":
                     begin = max(first, last - size + 1)
                 items.add((environment, begin, last - begin + 1))
