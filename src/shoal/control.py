@@ -13,7 +13,7 @@ from shoal import optim
 from shoal.functional.deterministic import deterministic_policy_loss
 from shoal.nets.building import export_weights, import_weights, named_tensors
 from shoal.nets.control import ControlNetworks
-from shoal.nets.targets import Target, frozen
+from shoal.nets.targets import Drift, Target, frozen
 
 Array = npt.NDArray[Any]
 
@@ -72,7 +72,7 @@ class Training:
         actor = self._actor_optimizer.step(loss, torch.tensor(count))
         self._copy.follow(self._critic_optimizer.updates)
         measured |= {"actor_loss": loss.detach(), "actor_grad_norm": actor.grad_norm, "slope": slopes.mean()}
-        return measured | {"target_drift": self._copy.drift(), "applied": actor.applied}
+        return measured | {"target_drift": Drift(self._copy), "applied": actor.applied}
 
     def actor_loss(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Minus the mean expected return of the actor's own actions, and norms of dQ/da before clipping [B]."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shoal.errors import UserError
 from shoal.functional.distributional import categorical_mean
-from shoal.nets.dense import mlp
+from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
 from shoal.nets.user import load_factory, zeros
@@ -108,16 +108,18 @@ class SupportWatch:
         self._support = critic.support
         self._sum: Tensor | float = 0.0
         self._updates = 0
+        self._told = False
 
     def __call__(self, outside: Tensor) -> str | None:
-        """Take in the mass outside of an update's targets, 0-d; a sentence for the user where it is too much."""
+        """Take in the mass outside of an update's targets, 0-d; once, when it is too much, a sentence for the user."""
         self._sum = self._sum + outside
         self._updates += 1
         if self._updates % self.PERIOD:
             return None
         mean, self._sum = float(self._sum) / self.PERIOD, 0.0
-        if self._updates == self.PERIOD or mean <= self.MOST:  # not in the beginning
+        if self._told or self._updates == self.PERIOD or mean <= self.MOST:  # not in the beginning
             return None
+        self._told = True
         low, high = float(self._support[0]), float(self._support[-1])
         return (
             f"The returns that are learned lie outside of the critic's support, {low:g} to {high:g} ({mean:.0%} of the "
@@ -171,11 +173,10 @@ class CriticBody(nn.Module):
 
 
 def normalised_mlp(inputs: int, hidden: tuple[int, ...], activation: str, outputs: int) -> nn.Sequential:
-    """An MLP whose first layer is followed by layer normalisation and tanh (Ba 2016; as in D4PG's public versions)."""
+    """An MLP whose first layer is followed by layer normalisation and tanh, as in D4PG's public versions."""
     layers: list[nn.Module] = []
     if hidden:
-        layers = [orthogonal(nn.Linear(inputs, hidden[0]), 1.0), nn.LayerNorm(hidden[0]), nn.Tanh()]
-        layers += mlp(hidden[0], hidden[1:], activation)
+        layers = [NormalisedDense(inputs, hidden[0]), *mlp(hidden[0], hidden[1:], activation)]
         inputs = hidden[-1]
     return nn.Sequential(*layers, orthogonal(nn.Linear(inputs, outputs), HEAD_GAIN))
 

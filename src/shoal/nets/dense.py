@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shoal.errors import UserError
 
 ACTIVATIONS = ("tanh", "relu")
+EPSILON = 1e-5  # of layer normalisation
 
 
 class Dense(nn.Module):
@@ -38,26 +39,69 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
         y = torch.addmm(bias, x, weight.T)
-        if activation == "relu":
-            y.relu_()
-        elif y.is_cuda:
-            y.tanh_()
-        else:
-            y.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
+        y = y.relu_() if activation == "relu" else _tanh(y)
         ctx.save_for_backward(x, weight, y)
         ctx.activation = activation
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         if ctx.activation == "relu":
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         else:
             gradient = torch.ops.aten.tanh_backward(gradient, y)
-        for_weight = (x.T @ gradient).T if x.shape[1] < 16 else gradient.T @ x
-        return gradient @ weight if ctx.needs_input_grad[0] else None, for_weight, gradient.sum(0), None
+        return *_linear_backward(ctx, gradient, x, weight), None
+
+
+class NormalisedDense(nn.Module):
+    """[N, inputs] → tanh(layer normalisation(x · weightᵀ + bias)) [N, outputs] (Ba 2016)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.scale = nn.Parameter(torch.ones(outputs))
+        self.shift = nn.Parameter(torch.zeros(outputs))
+        nn.init.orthogonal_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _NormalisedDense.apply(x, self.weight, self.bias, self.scale, self.shift)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _NormalisedDense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        sums = torch.addmm(bias, x, weight.T)
+        normalised, mean, deviation = torch.native_layer_norm(sums, [len(scale)], scale, shift, EPSILON)
+        y = _tanh(normalised)
+        ctx.save_for_backward(x, weight, scale, shift, sums, mean, deviation, y)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale, shift, sums, mean, deviation, y = ctx.saved_tensors
+        gradient = torch.ops.aten.tanh_backward(gradient, y)
+        gradient, for_scale, for_shift = torch.ops.aten.native_layer_norm_backward(
+            gradient, sums, [len(scale)], mean, deviation, scale, shift, [True, *ctx.needs_input_grad[3:]]
+        )
+        return *_linear_backward(ctx, gradient, x, weight), for_scale, for_shift
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """In place."""
+    return x.tanh_() if x.is_cuda else x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
+
+
+def _linear_backward(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+    """For the first three inputs, x, weight and bias, as far as somebody asks."""
+    for_x = gradient @ weight if ctx.needs_input_grad[0] else None
+    if not ctx.needs_input_grad[1]:
+        return for_x, None, None
+    for_weight = (x.T @ gradient).T if x.shape[1] < 16 else gradient.T @ x
+    return for_x, for_weight, gradient.sum(0)
 
 
 def mlp(inputs: int, hidden: tuple[int, ...], activation: str) -> nn.Sequential:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,9 @@ class Target(Generic[Network]):
         """Become a copy now."""
         self._approach(1.0)
 
-    def drift(self) -> Tensor:
+    def drift(self) -> float:
         """How far the network is from its copy, in parts of its size."""
-        return _norm(torch._foreach_sub(self._fast, self._slow)) / _norm(self._fast)
+        return float(_norm(torch._foreach_sub(self._fast, self._slow)) / _norm(self._fast))
 
     def _approach(self, rate: float) -> None:
         if rate == 1.0:
@@ -44,6 +44,16 @@ class Target(Generic[Network]):
             torch._foreach_lerp_(self._slow, self._fast, rate)
         for own, other in self._buffers:
             own.copy_(other)
+
+
+class Drift:
+    """A target's drift as a measurement: worked out when it is read."""
+
+    def __init__(self, target: Target[Any]) -> None:
+        self._target = target
+
+    def __float__(self) -> float:
+        return self._target.drift()
 
 
 def frozen(network: Network) -> Network:

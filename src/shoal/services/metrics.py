@@ -97,7 +97,8 @@ class Reporter:
         return monotonic() >= self._next
 
     def flush(self) -> Future:
-        """Send what has been gathered. Values may be tensors: they are read here, not on every update."""
+        """Send what has been gathered. Values may be tensors, or whatever float() takes: read here, not on every
+        update."""
         values = {name: float(value) for name, value in self.values.items()}
         total = sum(self._times.values()) or 1.0
         times = {name: seconds / total for name, seconds in self._times.items()}

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from shoal.errors import UserError
 from shoal.functional.deterministic import deterministic_policy_loss
 from shoal.nets.building import export_weights, import_weights, named_tensors
 from shoal.nets.control import ActionUnits, make_control_networks
+from shoal.nets.dense import NormalisedDense
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 ACTIONS = spaces.Box(np.array([[-2.0, 0.0, -1.0]], np.float32), np.array([[2.0, 10.0, 3.0]], np.float32))
@@ -145,3 +147,22 @@ def test_the_users_pair_is_squashed_and_checked(user: str) -> None:
         make_control_networks(VECTOR, ACTIONS, seed=0, network=f"{user}:single")
     with pytest.raises(UserError, match="no critic"):
         make_control_networks(VECTOR, ACTIONS, seed=0, critic="gaussian")
+
+
+@pytest.mark.parametrize("inputs", [3, 20])
+def test_a_normalised_layer_is_linear_layer_normalisation_and_tanh_with_the_same_gradients(inputs: int) -> None:
+    layer = NormalisedDense(inputs, 6)
+    for vector in (layer.bias, layer.scale, layer.shift):
+        nn.init.normal_(vector)
+    plain = nn.Sequential(nn.Linear(inputs, 6), nn.LayerNorm(6), nn.Tanh())
+    with torch.no_grad():
+        for own, other in zip(layer.parameters(), plain.parameters()):
+            other.copy_(own)
+    x = torch.randn(11, inputs, requires_grad=True)
+    weight = torch.randn(11, 6)
+    torch.testing.assert_close(layer(x), plain(x))
+    found = torch.autograd.grad((layer(x) * weight).sum(), [x, *layer.parameters()])
+    torch.testing.assert_close(found, torch.autograd.grad((plain(x) * weight).sum(), [x, *plain.parameters()]))
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    torch.testing.assert_close(torch.autograd.grad((layer(x) * weight).sum(), [x])[0], found[0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.nets.targets import Target, frozen
+from shoal.nets.targets import Drift, Target, frozen
 
 
 def network() -> nn.Module:
@@ -43,13 +43,15 @@ def test_buffers_are_copied_whatever_the_rate() -> None:
 def test_the_drift_is_the_distance_in_parts_of_the_networks_size() -> None:
     made = network()
     target = Target(made, every=1)
-    assert float(target.drift()) == 0.0
+    assert target.drift() == 0.0
     with torch.no_grad():
         for parameter in made.parameters():
             parameter *= 1.25
-    assert float(target.drift()) == pytest.approx(0.2)
+    assert target.drift() == pytest.approx(0.2)
+    measured = Drift(target)
     target.reset()
-    assert float(target.drift()) == 0.0
+    assert target.drift() == 0.0
+    assert float(measured) == 0.0  # as it is when it is read
 
 
 def test_a_copy_asks_for_no_gradient_and_leaves_the_network_its_own() -> None:
