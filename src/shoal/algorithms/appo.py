@@ -93,7 +93,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {"reward_scale": 0.1},
+    "classic": {"reward_scale": 0.1, "envs_per_actor": 128, "batch": 128, "queue": 128},
     "control": {
         "normalize_observations": True,
         "normalize_rewards": True,

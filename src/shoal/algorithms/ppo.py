@@ -91,7 +91,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {"reward_scale": 0.1, "learning_rate": 2e-3},
+    "classic": {"reward_scale": 0.1, "learning_rate": 2e-3, "envs_per_actor": 128},
     "control": {
         "normalize_observations": True,
         "normalize_rewards": True,
