@@ -31,7 +31,6 @@ TINY: dict[str, Any] = {  # as far as an algorithm has these options
     "hidden": (8,),
     "actor_hidden": (8,),
     "critic_hidden": (8,),
-    "lstm_size": 8,
     "burn_in": 2,
     "length": 4,
     "period": 2,
@@ -41,10 +40,10 @@ UPDATES = 3
 ALGORITHMS = registry.names()
 
 
-def tiny_program(algorithm: str, evaluate: bool = False, updates: int = UPDATES) -> Program:
+def tiny_program(algorithm: str, evaluate: bool = False, updates: int = UPDATES, **chosen: Any) -> Program:
     module = registry.load(algorithm)
     options = {field.name for field in dataclasses.fields(module.Config)}
-    cfg = module.Config(**{name: value for name, value in TINY.items() if name in options})
+    cfg = module.Config(**{name: value for name, value in TINY.items() if name in options}, **chosen)
     settings = Settings(max_updates=updates, evaluate=evaluate, eval_episodes=2, eval_every=0.1)
     program: Program = module.program(cfg, envs.describe(cfg.env), settings)
     return program
@@ -60,8 +59,8 @@ def finish(run: Run, seconds: float = 100.0) -> tuple[int, Weights]:
     return found
 
 
-def run_tiny(start: Start, algorithm: str) -> None:
-    run = start(tiny_program(algorithm, evaluate=True))
+def run_tiny(start: Start, algorithm: str, **chosen: Any) -> None:
+    run = start(tiny_program(algorithm, evaluate=True, **chosen))
     version, weights = finish(run)
     assert number(version) >= UPDATES
     assert all(np.isfinite(value).all() for value in weights.values())
@@ -77,6 +76,15 @@ def test_every_program_runs_inline_and_on_local_processes(two_runtimes: Start, a
 
 def test_impala_runs_on_every_runtime(start: Start) -> None:
     run_tiny(start, "impala")
+
+
+def test_r2d2_runs_with_central_inference(two_runtimes: Start) -> None:
+    run_tiny(two_runtimes, "r2d2", inference="central")
+
+
+@pytest.mark.slow
+def test_r2d2_runs_with_central_inference_on_every_runtime(start: Start) -> None:
+    run_tiny(start, "r2d2", inference="central")
 
 
 @pytest.mark.slow

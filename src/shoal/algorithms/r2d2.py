@@ -7,7 +7,6 @@ row; `--samples-per-insert` can hold acting and learning to a ratio; losses are 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from shoal.nets.building import Spaces, export_weights, import_weights, named_te
 from shoal.nets.encoder import nest
 from shoal.nets.q import RecurrentQNetwork, make_recurrent_q_network, previous, unroll
 from shoal.nets.recurrent_q_acting import RecurrentQPolicy
+from shoal.nets.targets import Drift, Target
 from shoal.nets.user_q import UserRecurrentQ
 from shoal.program import Program
 from shoal.replay import Prioritized, Table, sequence
@@ -136,35 +136,28 @@ def make_policy(cfg: Config, env_spec: Spaces, seed: int, greedy: bool = False) 
     return RecurrentQPolicy(network, seed, partial(first_priorities, cfg), None if greedy else ladder)
 
 
-def errors_of(cfg: Config, q: Tensor, values: Tensor, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """TD errors of sequences and which rows are trained, both [T, B].
+def judged(
+    cfg: Config, q: Tensor, values: Tensor, columns: Mapping[str, Tensor], whole: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """TD errors [T, B] of sequences, which rows are trained [T, B], and priorities [B].
 
-    `q` [T, B] of the actions taken, `values` [T+1, B] to bootstrap from, columns [T+1, B] as they were stored. Rows of
-    the burn-in are not trained, except where the sequence begins an episode.
+    `q` [T, B] of the actions taken, `values` [T+1, B] to bootstrap from, columns [T+1, B] as they were stored. `whole`
+    [B] says which sequences begin an episode: of the others, the rows of the burn-in are not trained.
     """
-    valid = columns["valid"][:-1]
-    targets = r2d2_targets(
-        values=values,
-        rewards=columns["reward"][:-1],
-        discounts=cfg.gamma * (~columns["terminated"][:-1]).float(),
-        valid=valid,
-        n=cfg.n,
-    )
+    reward, terminated, valid = (columns[name][:-1] for name in ("reward", "terminated", "valid"))
+    discounts = cfg.gamma * (~terminated).float()
+    errors = r2d2_targets(values=values, rewards=reward, discounts=discounts, valid=valid, n=cfg.n) - q
     after_burn_in = torch.arange(len(valid), device=valid.device).unsqueeze(-1) >= cfg.burn_in
-    return targets - q, valid & (after_burn_in | begins(columns))
-
-
-def begins(columns: Mapping[str, Tensor]) -> Tensor:
-    """Whether a sequence begins an episode, bool [B]."""
-    last_action = columns["state/last_action"]
-    return (last_action if last_action.dim() == 1 else last_action[0]) == 0
+    trained = valid & (after_burn_in | whole)
+    return errors, trained, sequence_priorities(errors, trained, cfg.mix)
 
 
 def first_priorities(cfg: Config, data: Mapping[str, Array]) -> Array:
     """Priorities of new sequences [items] by the values that were acted on: those of a learner with these weights."""
-    columns = {name: torch.from_numpy(array) for name, array in data.items()}
-    errors, trained = errors_of(cfg, columns["q"][:-1], columns["value"], columns)
-    return sequence_priorities(errors, trained, cfg.mix).numpy()
+    names = ("q", "value", "reward", "terminated", "valid", "state/last_action")
+    columns = {name: torch.from_numpy(data[name]) for name in names}
+    whole = columns["state/last_action"][0] == 0
+    return judged(cfg, columns["q"][:-1], columns["value"], columns, whole)[2].numpy()
 
 
 class R2D2:
@@ -174,29 +167,27 @@ class R2D2:
         self.cfg = cfg
         self._device = torch.device(cfg.device)
         self._network = build_network(cfg, env_spec, seed).to(self._device)
-        self._target = copy.deepcopy(self._network)
         self._observation_space = env_spec.observation_space
         self._optimizer = optim.make(
             self._network.parameters(), peers, rate=cfg.learning_rate, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip
         )
+        self._target = Target(self._network, cfg.target_every)
         self._tensors = named_tensors(self._network)
-        self._target_flat = optim.flatten([weight for weight in self._target.parameters() if weight.requires_grad])
 
     def weights(self) -> dict[str, Array]:
         return export_weights(self._tensors)
 
     def load(self, weights: Mapping[str, Array]) -> None:
         import_weights(self._tensors, weights)
-        self._target.load_state_dict(self._network.state_dict())
+        self._target.reset()
 
     def update(self, batch: Mapping[str, Array]) -> dict[str, Any]:
         """One update from time-major columns [T+1, B, ...], "state/…" [B, ...] and "importance" [B]."""
         columns = {name: to_tensor(array, self._device) for name, array in batch.items()}
         loss, priorities, metrics = self.loss(columns)
         report = self._optimizer.step(loss, torch.tensor(len(priorities)))
-        if self._optimizer.updates % self.cfg.target_every == 0:
-            self._target.load_state_dict(self._network.state_dict())
-        metrics |= {"grad_norm": report.grad_norm, "applied": float(report.applied), "target_drift": self._drift()}
+        self._target.follow(self._optimizer.updates)
+        metrics |= {"grad_norm": report.grad_norm, "applied": report.applied, "target_drift": Drift(self._target)}
         return {**metrics, "priorities": priorities.cpu().numpy()} if report.applied else metrics
 
     def loss(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -208,30 +199,19 @@ class R2D2:
         )
         state = {name.removeprefix("core/"): x for name, x in states_of(columns).items() if name.startswith("core/")}
         first = torch.zeros_like(columns["valid"])
-        first[0] = begins(columns)
+        first[0] = whole = columns["state/last_action"] == 0
         q = unroll(self._network, rows, state, first, self.cfg.burn_in)
         with torch.no_grad():
-            target, _ = self._target(*rows, state, first)
+            target, _ = self._target.network(*rows, state, first)
             values = double_q_values(q, target)
-        errors, trained = errors_of(self.cfg, chosen(q[:-1], columns["action"][:-1]), values, columns)
+        taken = chosen(q[:-1], columns["action"][:-1])
+        errors, trained, priorities = judged(self.cfg, taken, values, columns, whole)
         loss = (columns["importance"] * sequence_losses(errors, trained)).mean()
         with torch.no_grad():
             seen = inverse_rescale(q[columns["mask"]])
-            metrics = {
-                "loss": loss.detach(),
-                "td_error": errors[trained].abs().mean(),
-                "q_mean": seen.mean(),
-                "q_min": seen.min(),
-                "q_max": seen.max(),
-            }
-        return loss, sequence_priorities(errors, trained, self.cfg.mix), metrics
-
-    @torch.no_grad()
-    def _drift(self) -> Tensor:
-        """How far the network has moved since its last copy, in parts of its size."""
-        now = self._optimizer.flat
-        drift: Tensor = torch.linalg.vector_norm(now - self._target_flat) / torch.linalg.vector_norm(now)
-        return drift
+            metrics = {"loss": loss.detach(), "td_error": errors[trained].abs().mean()}
+            metrics |= {"q_mean": seen.mean(), "q_min": seen.min(), "q_max": seen.max()}
+        return loss, priorities, metrics
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from shoal.nets.acting import ActorPolicy
-from shoal.nets.actor_critic import ActorCritic
+from shoal.nets.actor_critic import LSTM, ActorCritic
 from shoal.nets.building import export_weights, make_network, named_tensors
 from shoal.nets.dense import Dense
 from shoal.nets.numpy_policy import NumpyPolicy, supported
@@ -43,6 +43,26 @@ def test_a_dense_layers_gradient_agrees_with_finite_differences(inputs: int) -> 
         lambda x, w, b: torch.func.functional_call(layer, {"weight": w, "bias": b}, (x,)),
         (x, *[parameter.detach().requires_grad_() for parameter in layer.parameters()]),
     )
+
+
+def test_rows_without_a_reset_inside_give_outputs_states_and_gradients_of_stepping() -> None:
+    """Columns whose neighbour is reset inside are stepped; without that neighbour they are one call."""
+    torch.manual_seed(0)
+    core = LSTM(4, 6)
+    inputs = torch.randn(T, B + 1, 4)
+    first = torch.zeros(T, B + 1, dtype=torch.bool)
+    first[0, 1] = first[3, B] = True
+    start = {name: torch.randn(B + 1, 6) for name in core.initial_state(1)}
+
+    def results(columns: int) -> list[torch.Tensor]:
+        x = inputs[:, :columns].clone().requires_grad_()
+        before = {name: tensor[:columns] for name, tensor in start.items()}
+        outputs, end = core(x, before, first[:, :columns])
+        loss = outputs[:, :B].square().sum() + end["cell"][:B].sum()
+        gradients = torch.autograd.grad(loss, [x, *core.parameters()])
+        return [outputs[:, :B], end["hidden"][:B], end["cell"][:B], gradients[0][:, :B], *gradients[1:]]
+
+    torch.testing.assert_close(results(B), results(B + 1))
 
 
 @pytest.mark.parametrize("count", [1, B])

@@ -21,6 +21,7 @@ from shoal.nets.q import (
     make_q_network,
     make_recurrent_q_network,
     previous,
+    unroll,
 )
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -203,6 +204,18 @@ def test_the_gradient_of_a_recurrent_q_network_is_that_of_finite_differences() -
         weight -= 2 * step * direction
         below = float(loss())
     assert float((gradient * direction).sum()) == pytest.approx((above - below) / (2 * step), rel=1e-2)
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_unrolling_with_a_burn_in_gives_the_values_of_one_call(user: str, burn_in: int) -> None:
+    action, reward, _ = history()
+    first = torch.zeros(T, B, dtype=torch.bool)
+    first[0, 1] = True
+    observation = rows(VECTOR, T, B)
+    for network in recurrent_networks(user):
+        state = {key: x + 0.5 for key, x in network.initial_state(B).items()}
+        q, _ = network(observation, action, reward, state, first)
+        torch.testing.assert_close(unroll(network, (observation, action, reward), state, first, burn_in), q)
 
 
 def test_previous_shifts_a_column_by_one_row() -> None:
