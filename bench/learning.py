@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.peers import ROOT, last_line
@@ -30,62 +31,69 @@ class Task:
     env: str
     target: float
     seconds: float  # that a seed has, from when its nodes were started
+    least: int  # seeds that must reach the target
     seeds: int
     options: str = ""
+    median: float = float("inf")  # seconds that the median may take
+
+    @property
+    def words(self) -> list[str]:
+        """The command that trains one seed."""
+        goal = ["--stop-return", f"{self.target:g}", "--stop-seconds", f"{self.seconds:g}"]
+        return ["train", self.algorithm, "--env", self.env, *goal, *self.options.split()]
 
 
 TASKS = {
-    "impala-cartpole": Task("impala", "CartPole-v1", 475, 60, 10),
-    "impala-learners": Task("impala", "CartPole-v1", 475, 60, 5, "--learners 2"),
-    "impala-central": Task("impala", "CartPole-v1", 475, 60, 5, "--inference central"),
-    "a3c-cartpole": Task("a3c", "CartPole-v1", 475, 90, 10),
-    "ppo-cartpole": Task("ppo", "CartPole-v1", 475, 60, 10),
-    "ppo-lunarlander": Task("ppo", "LunarLander-v3", 200, 300, 5),
-    "ppo-pendulum": Task("ppo", "Pendulum-v1", -250, 180, 5),
-    "ppo-halfcheetah": Task("ppo", "HalfCheetah-v5", 2000, 600, 3),
-    "ppo-hidden": Task("ppo", HIDDEN, 400, 300, 5, "--lstm 64"),
-    "appo-cartpole": Task("appo", "CartPole-v1", 475, 60, 10),
-    "apex_dqn-cartpole": Task("apex_dqn", "CartPole-v1", 475, 120, 10),
-    "apex_dqn-lunarlander": Task("apex_dqn", "LunarLander-v3", 200, 480, 5),
-    "apex_dqn-quantiles-cartpole": Task("apex_dqn", "CartPole-v1", 475, 120, 10, "--quantiles 32"),
-    "apex_dqn-quantiles-lunarlander": Task("apex_dqn", "LunarLander-v3", 200, 480, 5, "--quantiles 32"),
-    "apex_dpg-pendulum": Task("apex_dpg", "Pendulum-v1", -200, 180, 10),
-    "d4pg-categorical-pendulum": Task("d4pg", "Pendulum-v1", -200, 180, 10, "--critic categorical"),
-    "d4pg-quantile-pendulum": Task("d4pg", "Pendulum-v1", -200, 180, 10, "--critic quantile"),
-    "d4pg-halfcheetah": Task("d4pg", "HalfCheetah-v5", 2000, 1800, 3),
-    "r2d2-hidden": Task("r2d2", HIDDEN, 400, 360, 5),
-    "r2d2-recall": Task("r2d2", "shoal/Recall-v0", 0.95, 360, 5),
-    "r2d2-central": Task("r2d2", HIDDEN, 400, 360, 3, "--inference central"),
+    "impala-cartpole": Task("impala", "CartPole-v1", 475, 60, 9, 10, median=5),
+    "impala-learners": Task("impala", "CartPole-v1", 475, 60, 4, 5, "--learners 2"),
+    "impala-central": Task("impala", "CartPole-v1", 475, 60, 4, 5, "--inference central"),
+    "a3c-cartpole": Task("a3c", "CartPole-v1", 475, 90, 9, 10, median=40),
+    "ppo-cartpole": Task("ppo", "CartPole-v1", 475, 60, 10, 10),
+    "ppo-learners": Task("ppo", "CartPole-v1", 475, 60, 4, 5, "--learners 2"),
+    "ppo-lunarlander": Task("ppo", "LunarLander-v3", 200, 300, 4, 5),
+    "ppo-pendulum": Task("ppo", "Pendulum-v1", -250, 180, 4, 5),
+    "ppo-halfcheetah": Task("ppo", "HalfCheetah-v5", 2000, 600, 2, 3),
+    "ppo-hidden": Task("ppo", HIDDEN, 400, 300, 4, 5, "--lstm 64"),
+    "appo-cartpole": Task("appo", "CartPole-v1", 475, 60, 9, 10, median=15),
+    "apex_dqn-cartpole": Task("apex_dqn", "CartPole-v1", 475, 120, 9, 10, median=40),
+    "apex_dqn-lunarlander": Task("apex_dqn", "LunarLander-v3", 200, 480, 4, 5),
+    "apex_dqn-quantiles-cartpole": Task("apex_dqn", "CartPole-v1", 475, 120, 9, 10, "--quantiles 32", 40),
+    "apex_dqn-quantiles-lunarlander": Task("apex_dqn", "LunarLander-v3", 200, 480, 4, 5, "--quantiles 32"),
+    "apex_dpg-pendulum": Task("apex_dpg", "Pendulum-v1", -200, 180, 9, 10, median=60),
+    "d4pg-categorical-pendulum": Task("d4pg", "Pendulum-v1", -200, 180, 9, 10, "--critic categorical", 60),
+    "d4pg-quantile-pendulum": Task("d4pg", "Pendulum-v1", -200, 180, 9, 10, "--critic quantile", 60),
+    "d4pg-halfcheetah": Task("d4pg", "HalfCheetah-v5", 2000, 1800, 2, 3),
+    "r2d2-hidden": Task("r2d2", HIDDEN, 400, 360, 4, 5),
+    "r2d2-recall": Task("r2d2", "shoal/Recall-v0", 0.95, 360, 4, 5),
+    "r2d2-central": Task("r2d2", HIDDEN, 400, 360, 2, 3, "--inference central"),
 }
 
 
-def run(name: str, seeds: int | None) -> dict[str, Any]:
-    """Train every seed, draw the curve, and return the figures."""
+def train(name: str, seeds: int | None, folder: Path) -> dict[str, Any]:
+    """The figures of a task; its runs go to `folder`."""
     task = TASKS[name]
-    words = ["train", task.algorithm, "--env", task.env, "--stop-return", task.target, *task.options.split()]
-    print(f"{name}: shoal {' '.join(map(str, words))} --stop-seconds {task.seconds:.0f}")
-    folder = ROOT / "runs" / "learning" / name
-    shutil.rmtree(folder, ignore_errors=True)
+    print(f"{name}: shoal {' '.join(task.words)}")
     rows = []
     for seed in range(1, (seeds or task.seeds) + 1):
-        place = ["--seed", seed, "--stop-seconds", task.seconds, "--run-dir", folder / f"seed-{seed}", "--json"]
-        found = last_line(*SHOAL, *words, *place)
+        found = last_line(*SHOAL, *task.words, "--seed", seed, "--run-dir", folder / f"seed-{seed}", "--json")
         kept = ("seed", "reached", "eval_return", "seconds_to_target", "env_steps", "learner_steps")
         rows.append({name: found[name] for name in (*kept, "env_steps_per_second")})
         print(f"  {json.dumps(rows[-1])}", flush=True)
-    curve = [*SHOAL, "plot", *sorted(folder.iterdir()), "--output", CURVES / f"{name}.png"]
-    subprocess.run([str(word) for word in curve], check=True, stdout=subprocess.DEVNULL)
-    times = [row["seconds_to_target"] if row["reached"] else float("inf") for row in rows]
-    median = statistics.median(times)
-    summary = {
-        "command": f"shoal {' '.join(map(str, words))} --stop-seconds {task.seconds:.0f}",
-        "reached": sum(row["reached"] for row in rows),
+    median = statistics.median(row["seconds_to_target"] if row["reached"] else float("inf") for row in rows)
+    reached = sum(row["reached"] for row in rows)
+    print(f"  {reached} of {len(rows)} seeds reached {task.target:g}, median {median:.1f} s", flush=True)
+    return {
+        "command": f"shoal {' '.join(task.words)}",
+        "reached": reached,
         "of": len(rows),
         "median_seconds": median if median < float("inf") else None,
         "runs": rows,
     }
-    print(f"  {summary['reached']} of {len(rows)} seeds reached {task.target:g}, median {median:.1f} s", flush=True)
-    return summary
+
+
+def draw(name: str, folder: Path) -> None:
+    command = [*SHOAL, "plot", *sorted(folder.iterdir()), "--output", CURVES / f"{name}.png"]
+    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> None:
@@ -99,7 +107,10 @@ def main() -> None:
         return
     kept = CURVES / "figures.json"
     for name in chosen:
-        figures = run(name, options.seeds)
+        folder = ROOT / "runs" / "learning" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        figures = train(name, options.seeds, folder)
+        draw(name, folder)
         known = json.loads(kept.read_text()) if kept.exists() else {}
         kept.write_text(json.dumps(known | {name: figures}, indent=1) + "\n")
 
