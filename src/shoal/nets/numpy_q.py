@@ -7,9 +7,10 @@ from typing import Any, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from shoal.nets.encoder import VectorEncoder
-from shoal.nets.q import QNetwork
+from shoal.nets.q import DuelingHead, QNetwork
 
 Array = npt.NDArray[Any]
 
@@ -18,45 +19,63 @@ class NumpyQ:
     """Observations [B, ...] → Q [B, actions], or quantiles [B, actions, quantiles], of a network over vectors."""
 
     def __init__(self, network: QNetwork) -> None:
-        head = network.head
-        layers: dict[str, Any] = {f"torso.{i}": layer for i, layer in enumerate(network.torso)}
-        if head.streams is not None:
-            layers["head.streams"] = head.streams
-        self._activations = {name: np.tanh if layer.activation == "tanh" else _relu for name, layer in layers.items()}
-        self._streams = head.streams is not None
-        self._actions, self._quantiles = head.actions, head.quantiles
-        self._bytes: bool = network.encoder.bytes  # type: ignore[assignment]
+        self._head, self._encoder = network.head, network.encoder
+        activations: dict[str, str] = {f"torso.{i}": layer.activation for i, layer in enumerate(network.torso)}  # type: ignore[misc]
+        if network.head.streams is not None:
+            activations["head.streams"] = network.head.streams.activation
+        self._hidden = Layers(activations)
         self.load({name: tensor.numpy() for name, tensor in network.state_dict().items()})
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copies what it needs of the network's named weights."""
-        self._hidden = [
+        self._hidden.load(weights)
+        self._q = folded_head(weights, self._head)
+
+    def __call__(self, observation: Array) -> Array:
+        weight, bias = self._q
+        q: Array = (weight @ self._hidden(vectors(self._encoder, observation)) + bias).T
+        quantiles = self._head.quantiles
+        return q.reshape(len(q), self._head.actions, quantiles) if quantiles else q
+
+
+class Layers:
+    """Dense layers by name, with their activations: features [n, B] → [m, B]."""
+
+    def __init__(self, activations: Mapping[str, str]) -> None:
+        self._activations = {name: np.tanh if kind == "tanh" else _relu for name, kind in activations.items()}
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        self._layers = [
             (np.array(weights[f"{name}.weight"]), np.array(weights[f"{name}.bias"])[:, None], activation)
             for name, activation in self._activations.items()
         ]
-        # V + A − mean A is linear in what both parts of the head see, so it is one product.
-        atoms = self._quantiles or 1
-        value, advantage = weights["head.value.weight"], weights["head.advantage.weight"]
-        centred = _centred(advantage.reshape(self._actions, atoms, -1))
-        if self._streams:
-            shared = np.broadcast_to(value, (self._actions, *value.shape))
-            weight = np.concatenate([shared, centred], axis=-1)
-        else:
-            weight = value + centred
-        bias = weights["head.value.bias"] + _centred(weights["head.advantage.bias"].reshape(self._actions, atoms))
-        self._head = weight.reshape(self._actions * atoms, -1), bias.reshape(-1, 1)
 
-    def __call__(self, observation: Array) -> Array:
-        x = observation.reshape(len(observation), -1).T.astype(np.float32, copy=False)  # features first: [n, B]
-        if self._bytes:
-            x = x / np.float32(255.0)
-        for weight, bias, activation in self._hidden:
+    def __call__(self, x: Array) -> Array:
+        for weight, bias, activation in self._layers:
             x = weight @ x
             x += bias
             activation(x, out=x)
-        weight, bias = self._head
-        q: Array = (weight @ x + bias).T
-        return q.reshape(len(q), self._actions, self._quantiles) if self._quantiles else q
+        return x
+
+
+def vectors(encoder: nn.Module, observation: Array) -> Array:
+    """What a `VectorEncoder` gives, features first: [B, ...] → [n, B]."""
+    x: Array = observation.reshape(len(observation), -1).T.astype(np.float32, copy=False)
+    return x / np.float32(255.0) if encoder.bytes else x
+
+
+def folded_head(weights: Mapping[str, Array], head: DuelingHead) -> tuple[Array, Array]:
+    """Weight and bias of a dueling head as one layer: V + A − mean A is linear in what both of its parts see."""
+    atoms = head.quantiles or 1
+    value, advantage = weights["head.value.weight"], weights["head.advantage.weight"]
+    centred = _centred(advantage.reshape(head.actions, atoms, -1))
+    if head.streams is not None:
+        shared = np.broadcast_to(value, (head.actions, *value.shape))
+        weight = np.concatenate([shared, centred], axis=-1)
+    else:
+        weight = value + centred
+    bias = weights["head.value.bias"] + _centred(weights["head.advantage.bias"].reshape(head.actions, atoms))
+    return weight.reshape(head.actions * atoms, -1), bias.reshape(-1, 1)
 
 
 def supported(network: object) -> TypeGuard[QNetwork]:

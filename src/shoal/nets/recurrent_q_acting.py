@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from shoal import tree
 from shoal.functional.exploration import epsilon_greedy
 from shoal.nets.building import export_weights, import_weights, named_tensors
+from shoal.nets.numpy_recurrent_q import NumpyRecurrentQ, supported
 from shoal.nets.q import RecurrentQNetwork
 from shoal.nets.user_q import UserRecurrentQ
 
@@ -43,6 +45,7 @@ class RecurrentQPolicy:
         self._random = np.random.default_rng(seed)
         self._ladder, self._epsilon = ladder, ladder
         self.priorities = judge
+        self._fast = NumpyRecurrentQ(network) if supported(network) else None
 
     def initial_state(self, count: int) -> Columns:
         core = export_weights(self._network.initial_state(count))
@@ -55,25 +58,41 @@ class RecurrentQPolicy:
             self._epsilon = self._ladder[environments]
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        import_weights(self._tensors, weights)
+        if self._fast is not None:
+            self._fast.load(weights)
+        else:
+            import_weights(self._tensors, weights)
 
     def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
         """observation [B, ...], first bool [B] → actions [B], state after, and unless greedy the `VALUES` acted on."""
-        q, after = self._forward(observation, state, first)
+        if first.any():
+            state = {name: _zero_where(first, value) for name, value in state.items()}
+        core = {name.removeprefix("core/"): value for name, value in state.items() if name.startswith("core/")}
+        forward = self._forward if self._fast is None else self._fast
+        q, core = forward(observation, state["last_action"], state["last_reward"], core)
         extras = {}
         action = best = q.argmax(-1)
         if self._epsilon is not None:
             action = epsilon_greedy(q, self._epsilon, self._random)
             rows = np.arange(len(q))
             extras = {"q": q[rows, action], "value": q[rows, best]}
+        after = {f"core/{name}": value for name, value in core.items()}
         return action, after | {"last_action": action + 1, "last_reward": state["last_reward"]}, extras
 
     @torch.inference_mode()
-    def _forward(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns]:
-        rows = tree.map(lambda x: torch.from_numpy(x).unsqueeze(0), observation)
-        carried = {name: torch.from_numpy(array) for name, array in state.items()}
-        core = {name.removeprefix("core/"): x for name, x in carried.items() if name.startswith("core/")}
-        begins = torch.from_numpy(first).unsqueeze(0)
-        last = carried["last_action"].unsqueeze(0) - 1, carried["last_reward"].unsqueeze(0)
-        q, after = self._network(rows, *last, core, begins)
-        return q[0].numpy(), {f"core/{name}": tensor.numpy() for name, tensor in after.items()}
+    def _forward(
+        self, observation: Any, last_action: Array, last_reward: Array, core: Columns
+    ) -> tuple[Array, Columns]:
+        rows = tree.map(_row, observation)
+        before = {name: torch.from_numpy(array) for name, array in core.items()}
+        q, after = self._network(rows, _row(last_action - 1), _row(last_reward), before, _row(last_action == 0))
+        return q[0].numpy(), {name: tensor.numpy() for name, tensor in after.items()}
+
+
+def _row(array: Array) -> Tensor:
+    """As rows [1, B, ...] of time."""
+    return torch.from_numpy(array).unsqueeze(0)
+
+
+def _zero_where(first: Array, value: Array) -> Array:
+    return np.where(first.reshape(-1, *[1] * (value.ndim - 1)), np.zeros((), value.dtype), value)

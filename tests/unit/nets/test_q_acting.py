@@ -9,9 +9,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from shoal.nets import numpy_recurrent_q
 from shoal.nets.numpy_q import NumpyQ, supported
-from shoal.nets.q import QNetwork, make_q_network
+from shoal.nets.q import QNetwork, make_q_network, make_recurrent_q_network
 from shoal.nets.q_acting import QPolicy
+from shoal.nets.recurrent_q_acting import RecurrentQPolicy
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 BYTES = spaces.Box(0, 255, (2, 3), np.uint8)
@@ -70,3 +72,34 @@ def test_what_is_kept_are_the_values_of_the_action_taken_and_of_the_best(quantil
     assert (action != best).any()
     np.testing.assert_allclose(values["q"], q[np.arange(50), action], atol=1e-6)
     np.testing.assert_allclose(values["value"], q[np.arange(50), best], atol=1e-6)
+
+
+@pytest.mark.parametrize("space", [VECTOR, BYTES], ids=["floats", "bytes"])
+@pytest.mark.parametrize("options", [{}, {"stream": 6}, {"activation": "tanh"}, {"hidden": ()}], ids=str)
+def test_a_recurrent_policy_steps_in_numpy_as_the_network_does(space: spaces.Box, options: dict[str, Any]) -> None:
+    chosen = {"hidden": (16,), "lstm": 7, **options}
+    network = make_recurrent_q_network(space, ACTIONS, seed=1, **chosen)
+    other = make_recurrent_q_network(space, ACTIONS, seed=2, **chosen)
+    assert numpy_recurrent_q.supported(network)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    policy = RecurrentQPolicy(network, 1, lambda data: np.ones(1), np.full(5, 0.5))
+    policy.load({name: tensor.numpy() for name, tensor in other.state_dict().items()})
+    space.seed(0)
+    random = np.random.default_rng(0)
+    state, first = policy.initial_state(5), np.ones(5, np.bool_)
+    core, action, reward = other.initial_state(5), np.zeros(5, np.int64), np.zeros(5, np.float32)
+    for _ in range(6):
+        observation = np.stack([space.sample() for _ in range(5)])
+        row = (torch.from_numpy(array)[None] for array in (observation, action, reward))
+        with torch.no_grad():
+            q, core = other(*row, core, torch.from_numpy(first)[None])
+        action, state, values = policy.act(observation, state, first)
+        np.testing.assert_allclose(values["value"], q[0].max(-1).values.numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(values["q"], q[0].numpy()[np.arange(5), action], rtol=1e-4, atol=1e-5)
+        for name, expected in core.items():
+            np.testing.assert_allclose(state[f"core/{name}"], expected.numpy(), rtol=1e-4, atol=1e-5)
+        reward = random.standard_normal(5).astype(np.float32)
+        state["last_reward"] = reward
+        first = random.random(5) < 0.3
