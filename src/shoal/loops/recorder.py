@@ -49,19 +49,23 @@ class Prioritizing(Protocol):
         """One for each of the items whose columns, as a sample has them, are given: [items]. Any thread may call it."""
 
 
+_NOTHING = Done(Inserted({}, {}))
+
+
 class Ahead:
     """A replay service as an actor sees it that goes on while its last block is being stored: the answer to an insert
     is the one before it."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
-        self._last: Future = Done(Inserted({}, {}))
+        self._last: Future = _NOTHING
         self.forget_writer = replay.forget_writer
 
     def insert(self, block: Block, timeout: float | None = None) -> Inserted:
-        before: Inserted = self._last.result()
-        self._last = futures(self._replay).insert(block, timeout)
-        return before
+        before, self._last = self._last, _NOTHING  # where sending fails there is nothing to wait for
+        self._last = futures(self._replay).insert(block, timeout)  # copied out while the one before is being stored
+        result: Inserted = before.result()
+        return result
 
 
 class Sender:
