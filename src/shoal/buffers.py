@@ -119,13 +119,18 @@ def _round(size: int) -> int:
 
 
 _process_arena = Arena()
-_local = threading.local()
+
+
+class _Local(threading.local):
+    arena: Arena | None = None  # of the call being served
+
+
+_local = _Local()
 
 
 def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An uninitialised array in reused memory; inside a served call, memory that the caller sees too."""
-    arena: Arena = getattr(_local, "arena", None) or _process_arena
-    return arena.empty(shape, dtype)
+    return (_local.arena or _process_arena).empty(shape, dtype)
 
 
 class serving:
@@ -135,7 +140,7 @@ class serving:
         self._arena = arena
 
     def __enter__(self) -> None:
-        self._before = getattr(_local, "arena", None)
+        self._before = _local.arena
         _local.arena = self._arena
 
     def __exit__(self, *_: object) -> None:

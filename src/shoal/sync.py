@@ -19,12 +19,16 @@ class Scheduler(Protocol):
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool: ...
 
 
-_local = threading.local()
+class _Local(threading.local):
+    scheduler: Scheduler | None = None  # a class attribute is found faster than a missing one
+
+
+_local = _Local()
 
 
 def scheduler() -> Scheduler | None:
     """The inline scheduler that drives this thread, if one does."""
-    return getattr(_local, "scheduler", None)
+    return _local.scheduler
 
 
 def set_scheduler(value: Scheduler | None) -> None:
@@ -47,12 +51,12 @@ class Condition:
         self._condition = threading.Condition(threading.RLock())
 
     def __enter__(self) -> Condition:
-        if scheduler() is None:
+        if _local.scheduler is None:
             self._condition.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if scheduler() is None:
+        if _local.scheduler is None:
             self._condition.release()
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None, why: str = "a condition") -> bool:
