@@ -13,7 +13,7 @@ def as_slice(indices: Array) -> Array | slice:
     if count == 0:
         return slice(0, 0)
     first = int(indices[0])
-    if int(indices[-1]) - first == count - 1 and bool((indices[1:] > indices[:-1]).all()):
+    if int(indices[-1]) - first == count - 1 and np.logical_and.reduce(indices[1:] > indices[:-1]):
         return slice(first, first + count)
     return indices
 
@@ -27,14 +27,3 @@ def distinct(values: Array) -> Array:
     different[0] = True
     np.not_equal(ordered[1:], ordered[:-1], out=different[1:])
     return ordered[different]
-
-
-def tally(values: Array) -> tuple[Array, Array]:
-    """The different values, ascending, and how often each occurs."""
-    low = int(np.minimum.reduce(values))
-    if int(np.maximum.reduce(values)) - low < 8 * len(values):  # close together: count them without sorting
-        counts = np.bincount(values - low)
-        found = np.flatnonzero(counts)
-        return found + low, counts[found]
-    found = distinct(values)
-    return found, np.bincount(np.searchsorted(found, values))

@@ -159,11 +159,12 @@ def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
             continue
         items = snapshot.arrays[f"{name}|items"]
         items = items[items["key"] != EMPTY]
-        start, length = items["start"], items["length"]
-        first = start >> store.shift
-        crossing = (start & store.mask) + length > store.length
-        used[first] = True
-        used[snapshot.following[index][first[crossing]]] = True
+        chunk = items["start"] >> store.shift
+        beyond = ((items["start"] & store.mask) + items["length"] - 1) >> store.shift  # chunks that it reaches into
+        while len(chunk):
+            used[chunk] = True
+            further = beyond > 0
+            chunk, beyond = snapshot.following[index][chunk[further]], beyond[further] - 1
     return used
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,14 +11,27 @@ from .chunks import Store, Streams
 from .messages import Array, Block, Items
 from .tables import RunningTable
 
+LONGEST_ITEM = np.iinfo(np.int16).max  # rows: what a table's arrays have room for
+Arrays = list[tuple[str, tuple[int, ...], np.dtype[Any]]]  # what columns look like
 
-def check_block(block: Block, streams: Streams | None, tables: Mapping[str, RunningTable]) -> tuple[int, int]:
+
+def arrays_of(columns: Mapping[str, Array]) -> Arrays:
+    return [(name, values.shape, values.dtype) for name, values in columns.items()]
+
+
+def check_block(
+    block: Block, streams: Streams | None, tables: Mapping[str, RunningTable], familiar: bool
+) -> tuple[int, int]:
     """Raise ValueError unless the block's rows and items can be stored; else its rows and environments.
 
-    `streams` are those of its writer so far.
+    `streams` are those of its writer so far; `familiar` columns look like those of its last block.
     """
-    rows, environments = check_rows(block.columns)
-    if streams is not None:
+    rows, environments = shape_of(block.columns) if familiar else check_rows(block.columns)
+    if block.window > LONGEST_ITEM:
+        raise ValueError(
+            f"items of writer {block.writer!r} reach over {block.window:,} rows; the chunk window is {LONGEST_ITEM:,}"
+        )
+    if streams is not None and not familiar:
         if environments != streams.environments:
             raise ValueError(
                 f"writer {block.writer!r} sent {environments} environments after {streams.environments}; "
@@ -44,6 +58,12 @@ def check_block(block: Block, streams: Streams | None, tables: Mapping[str, Runn
         if table.limiter.refuses and "version" not in block.columns:
             raise ValueError(f"table {name!r} has a quota per version; send a column 'version' with the rows")
     return rows, environments
+
+
+def shape_of(columns: Mapping[str, Array]) -> tuple[int, int]:
+    """The T and B of columns that were checked before."""
+    shape = next(iter(columns.values())).shape
+    return shape[0], shape[1]
 
 
 def check_rows(columns: Mapping[str, Array]) -> tuple[int, int]:
@@ -112,15 +132,16 @@ def check_items(
     if not count:
         return
     largest, smallest = np.maximum.reduce, np.minimum.reduce  # `max` and `min` without the detour
-    if largest(spans.length) > window:
-        raise ValueError(
-            f"an item of {spans.length.max()} rows for {name!r} is longer than its writer's window, {window}"
-        )
+    longest, shortest = largest(spans.length), smallest(spans.length)
+    if longest > window:
+        raise ValueError(f"an item of {longest} rows for {name!r} is longer than its writer's window, {window}")
+    # the extremes tell most of the time; only where they do not, each item is looked at
     if (
-        not 0 <= smallest(spans.environment) <= largest(spans.environment) < environments
-        or largest(spans.start + spans.length) > rows
-        or smallest(spans.length) < 1
-        or (spans.history.any() and not (spans.history.min() >= 0 and (spans.history < spans.length).all()))
+        shortest < 1
+        or not 0 <= smallest(spans.environment) <= largest(spans.environment) < environments
+        or (largest(spans.start) + longest > rows and largest(spans.start + spans.length) > rows)
+        or smallest(spans.history) < 0
+        or (largest(spans.history) >= shortest and (spans.history >= spans.length).any())
     ):
         raise ValueError(f"an item for table {name!r} lies outside of the rows that its writer has sent")
 
@@ -142,11 +163,3 @@ def check_signature(block: Block, table: str, signature: Mapping[str, tuple[tupl
                 f"column {name!r} is {np.dtype(rows[name][1])} of shape {rows[name][0]}; "
                 f"the signature of table {table!r} says {np.dtype(kind)} of shape {shape}"
             )
-
-
-def check_window(block: Block, store: Store) -> None:
-    if block.window > store.length:
-        raise ValueError(
-            f"items of writer {block.writer!r} reach over {block.window} rows and the chunk window is {store.length}; "
-            f"give the replay service chunk_length={block.window}"
-        )

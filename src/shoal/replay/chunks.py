@@ -1,9 +1,9 @@
 """Where rows live: chunks of consecutive rows of one environment, shared by every item that refers to them.
 
 A store has one flat array per column. Row `t` of chunk `c` has the address `c * length + t` in each of them, and a
-chunk knows which one continues its stream, so that an item is an address and a length and lies in one chunk or two. A
-chunk counts the items that begin in it and the streams that keep it; it lives while there are any or its predecessor
-has some, and is used again after that, but not before every gather that began earlier is finished.
+chunk knows which one continues its stream, so that an item is an address and a length. A chunk counts the items that
+begin in it and the streams that keep it; it lives while there are any, or while one before it has some from where items
+may reach into it. It is used again after that, but not before every gather that began earlier is finished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import as_slice, distinct, tally
+from .arrays import as_slice, distinct
 from .memory import Memory
 from .messages import Array
 
@@ -36,7 +36,7 @@ def row_bytes(schema: Schema) -> int:
 
 
 def chunk_length_for(schema: Schema) -> int:
-    """Rows per chunk unless items are longer: 64, fewer where rows are large, since a chunk is freed as a whole."""
+    """Rows per chunk: 64, fewer where rows are large, since a chunk is freed as a whole."""
     return max(8, min(64, _CHUNK_BYTES // max(1, row_bytes(schema))))
 
 
@@ -53,6 +53,7 @@ class Store:
         self.shift = self.length.bit_length() - 1
         self.mask = self.length - 1
         self.row_bytes = row_bytes(schema)
+        self.reach = 0  # chunks that an item may lie in beyond its first
         self.limit = max(2, memory.limit() // (max(self.row_bytes, 16) * self.length))  # in chunks
         self.columns: dict[str, Array] = {}  # [rows, ...]
         self.chunks: dict[str, Array] = {}  # [chunks, length, ...], the same memory
@@ -89,8 +90,8 @@ class Store:
             if len(shape) == 1 and size in _UNITS:
                 self.units[name] = (self.chunks[name].view(_UNITS[size])[..., 0], np.dtype(_UNITS[size]))
         self.references = np.zeros(self.limit, np.int32)  # items that begin in the chunk, and streams that keep it
-        self.following = np.zeros(self.limit, np.int64)  # the chunk that continues the stream
-        self.previous = np.zeros(self.limit, np.int64)  # the one before, plus 1; 0: there is none any more
+        self.following = np.zeros(self.limit, np.int64)  # the chunk that continues the stream; itself: none yet
+        self.previous = np.zeros(self.limit, np.int64)  # the one before; itself: there is none any more
         self.generations = np.zeros(self.limit, np.int32)  # how often the chunk was handed out
 
     def _close_files(self) -> None:
@@ -123,8 +124,13 @@ class Store:
         ids.sort()
         self.references[ids] = 1
         self.generations[ids] += 1
-        self.following[ids] = ids  # itself: nothing follows yet
+        self.following[ids] = ids
+        self.previous[ids] = ids
         return ids
+
+    def fit(self, longest: int) -> None:
+        """Be prepared for items of up to so many rows."""
+        self.reach = max(self.reach, (self.length + longest - 2) >> self.shift)
 
     def _back(self, count: int) -> None:
         """See to it that there is room for the first `count` chunks."""
@@ -149,40 +155,38 @@ class Store:
     def link(self, chunks: Array, following: Array) -> None:
         """Say which chunks continue the streams of these."""
         self.following[chunks] = following
-        self.previous[following] = chunks + 1
+        self.previous[following] = chunks
 
     def hold(self, chunks: Array) -> None:
-        """Add a reference to each (a chunk may occur several times). What follows a chunk is held with it."""
+        """Add a reference to each (a chunk may occur several times). What items reach into is held with it."""
         np.add.at(self.references, chunks, _ONE)
 
     def drop(self, chunks: Array) -> None:
-        """Take a reference from each; free those that have none left and do not follow one that has."""
-        if len(chunks):
-            self._drop(*tally(chunks))
-
-    def drop_once(self, chunks: Array) -> None:
-        """As `drop` for chunks that are all different."""
-        self._drop(chunks, 1)
-
-    def _drop(self, chunks: Array, counts: Array | int) -> None:
-        left = self.references[chunks] - counts
-        self.references[chunks] = left
-        ended = chunks[left == 0]
+        """Take a reference from each; free what has none left and into which no other reaches."""
+        np.subtract.at(self.references, chunks, _ONE)
+        ended = chunks[self.references[chunks] == 0]
         if len(ended):
-            self._free_unheld(ended)
+            self._free_unheld(distinct(ended))
 
     def _free_unheld(self, ended: Array) -> None:
-        """Free chunks without references that follow none which has some, and those that only these kept."""
-        references, behind = self.references, self.following[ended]
-        idle = behind[references[behind] == 0]
-        unused = distinct(np.concatenate([ended, idle])) if len(idle) else ended
-        before = self.previous[unused]
-        unused = unused[(before == 0) | (references[before - 1] == 0)]
+        """Free chunks whose last reference went and those that only these kept, unless others keep them."""
+        unused = held_by = ended
+        for _ in range(self.reach):
+            behind = self.following[held_by]
+            held_by = behind[(self.previous[behind] == held_by) & (behind != held_by)]
+            idle = held_by[self.references[held_by] == 0]
+            unused = distinct(np.concatenate([unused, idle])) if len(idle) else unused
+        before = unused
+        for _ in range(self.reach):
+            before = self.previous[before]
+            idle = self.references[before] == 0
+            before, unused = before[idle], unused[idle]
         if len(unused):
             # `following` stays: a gather of items that were just removed still needs it
             behind = self.following[unused]
-            self.previous[behind[self.previous[behind] == unused + 1]] = 0
-            self.previous[unused] = 0
+            behind = behind[self.previous[behind] == unused]
+            self.previous[behind] = behind
+            self.previous[unused] = unused
             if self._open:
                 self._limbo.append((self._ticket, unused))
             else:
@@ -204,12 +208,19 @@ class Store:
         self.following[: self.fresh] = following
 
     def free_unreferenced(self) -> None:
-        """After a checkpoint was loaded: free what no item begins in and what follows no chunk that one begins in."""
+        """After a checkpoint was loaded: free what no item begins in or reaches into."""
         chunks = np.arange(self.fresh)
-        held = self.references[: self.fresh] > 0
-        linked = held & (self.following[: self.fresh] != chunks)
-        self.previous[self.following[: self.fresh][linked]] = chunks[linked] + 1
-        self._release(chunks[~held & (self.previous[: self.fresh] == 0)])
+        self.previous[: self.fresh] = chunks
+        reached = np.flatnonzero(self.references[: self.fresh])
+        used = np.zeros(self.fresh, bool)
+        used[reached] = True
+        for _ in range(self.reach):
+            behind = self.following[reached]
+            linked = behind != reached
+            self.previous[behind[linked]] = reached[linked]
+            reached = behind[linked]
+            used[reached] = True
+        self._release(chunks[~used])
 
     def begin_reading(self) -> int:
         """A ticket: chunks freed from now on keep their contents until it is handed back."""
@@ -235,18 +246,33 @@ class Store:
         for row, count in zip(rows[begins].tolist(), counts.tolist()):
             os.posix_fadvise(descriptor, row * size, count * size, os.POSIX_FADV_WILLNEED)
 
-    def jumps(self, start: Array) -> Array:
-        """What to add to an address behind the end of an item's first chunk to land in the following one."""
-        first = start >> self.shift
-        jumps: Array = (self.following.take(first) - first - 1) << self.shift
+    def jumps(self, start: Array, length: Array) -> list[Array]:
+        """What to add to addresses behind the end of an item's first chunk, of its second, … to land in the next."""
+        chunk = start >> self.shift
+        most = int(np.maximum.reduce((start & self.mask) + length - 1)) >> self.shift
+        jumps = []
+        for _ in range(most):
+            behind = self.following.take(chunk)
+            jumps.append((behind - chunk - 1) << self.shift)
+            chunk = behind
         return jumps
 
 
-@dataclass
+@dataclass(slots=True)
+class Layer:
+    """One chunk per environment, for the same rows of all of them."""
+
+    first_row: int  # number of the row at place 0
+    chunks: Array  # int64 [environments]
+    target: Array | slice  # the chunks once more, as a slice where they are neighbours
+    begins: Array  # int64 [environments]: address of a row = its number + this
+
+
+@dataclass(slots=True)
 class Piece:
     """Rows `rows` of a block go to places `places` of one chunk per environment."""
 
-    chunks: Array
+    target: Array | slice
     places: slice
     rows: slice
 
@@ -260,72 +286,77 @@ class Streams:
         self.first_row = first_row  # rows before this one are not here
         self.rows = first_row  # number of the next row
         self.written = first_row  # rows before this one are in their places
-        self._base = first_row  # row number of the first place of the first chunk held
-        self._keep(np.empty((0, environments), np.int64))  # [chunks in order of time, environment]
+        self._base = first_row  # row number of the first place of the first layer held
+        self._layers: list[Layer] = []  # in order of time
 
     def reserve(self, count: int) -> list[Piece]:
         """Places for `count` more rows of every environment."""
         length, end = self.store.length, self.rows + count
-        missing = -(-(end - self._base) // length) - len(self._held)
+        missing = -(-(end - self._base) // length) - len(self._layers)
         if missing > 0:
-            chunks = self.store.allocate(missing * self.environments).reshape(missing, self.environments)
-            held = np.concatenate([self._held, chunks])
-            first = max(len(self._held), 1)
-            self.store.link(held[first - 1 : -1].ravel(), held[first:].ravel())
-            self._keep(held)
+            self._extend(missing)
         pieces = []
         for row in range(self.rows - (self.rows - self._base) % length, end, length):
             places = slice(max(self.rows - row, 0), min(end - row, length))
             rows = slice(row + places.start - self.rows, row + places.stop - self.rows)
-            pieces.append(Piece(self._held[(row - self._base) // length], places, rows))
+            pieces.append(Piece(self._layers[(row - self._base) // length].target, places, rows))
         self.rows = end
         return pieces
+
+    def _extend(self, count: int) -> None:
+        """Hold `count` more layers."""
+        store, environments = self.store, self.environments
+        allocated = store.allocate(count * environments)
+        for index in range(count):
+            chunks = allocated[index * environments : (index + 1) * environments]
+            first_row = self._base + len(self._layers) * store.length
+            if self._layers:
+                store.link(self._layers[-1].chunks, chunks)
+            self._layers.append(Layer(first_row, chunks, as_slice(chunks), (chunks << store.shift) - first_row))
 
     def addresses(self, environment: Array, row: Array) -> Array:
         """Where these rows of these environments are stored."""
         shift = self.store.shift
-        first, last = int(np.minimum.reduce(row)) - self._base, int(np.maximum.reduce(row)) - self._base
-        if first >> shift == last >> shift:  # all in one chunk, as most blocks are
-            addresses: Array = self._begins[first >> shift].take(environment)
+        first = (int(np.minimum.reduce(row)) - self._base) >> shift
+        last = (int(np.maximum.reduce(row)) - self._base) >> shift
+        if first == last:
+            addresses: Array = self._layers[first].begins.take(environment)
         else:
-            addresses = self._begins.take(((row - self._base) >> shift) * self.environments + environment)
+            begins = np.concatenate([layer.begins for layer in self._layers[first : last + 1]])
+            layer = (row - self._layers[first].first_row) >> shift
+            layer *= self.environments
+            layer += environment
+            addresses = begins.take(layer)
         addresses += row
         return addresses
-
-    def _keep(self, chunks: Array) -> None:
-        self._held = chunks
-        rows = self._base + np.arange(len(chunks)) * self.store.length
-        self._begins = (chunks << self.store.shift) - rows[:, None]  # address of a row = its number + this
 
     def forget(self, window: int) -> None:
         """Let go of chunks whose rows no later item can refer to."""
         old = max(0, self.rows - window - self._base) >> self.store.shift
-        old = min(old, len(self._held) - 1)
-        if old > 0:
-            self.store.drop_once(self._held[:old].ravel())
-            self._base += old * self.store.length
-            self._keep(self._held[old:])
-            self.first_row = max(self.first_row, self._base)
+        for _ in range(min(old, len(self._layers) - 1)):
+            self.store.drop(self._layers.pop(0).chunks)
+            self._base += self.store.length
+        self.first_row = max(self.first_row, self._base)
 
     def close(self) -> None:
-        self.store.drop_once(self._held.ravel())
-        self._held = self._held[:0]
+        while self._layers:
+            self.store.drop(self._layers.pop(0).chunks)
 
-    def chunks(self) -> Array:
-        return self._held.ravel()
+    def chunks(self, first: int = 0) -> Array:
+        """Chunks of all layers, or of those from `first` on."""
+        return np.concatenate([np.empty(0, np.int64), *(layer.chunks for layer in self._layers[first:])])
 
     def growing(self) -> Array:
         """Chunks to which rows are still to be written."""
-        return self._held[(self.written - self._base) >> self.store.shift :].ravel()
+        return self.chunks((self.written - self._base) >> self.store.shift)
 
 
 def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> None:
     """Copy the rows of a block to their places. Needs no lock: no item refers to these places yet."""
     for piece in pieces:
-        target = as_slice(piece.chunks)
         for name, values in columns.items():
             stored, rows = store.chunks[name], values[piece.rows]
             if name in store.units and rows.flags.c_contiguous:
                 stored, unit = store.units[name]
                 rows = rows.view(unit)[..., 0]
-            stored[target, piece.places] = rows.swapaxes(0, 1)
+            stored[piece.target, piece.places] = rows.swapaxes(0, 1)

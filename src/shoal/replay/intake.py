@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .checks import check_block, check_window
+from .checks import Arrays, arrays_of, check_block
 from .chunks import Piece, Schema, Store, Streams, chunk_length_for, schema_of
 from .limiters import Round
 from .memory import Memory
@@ -51,6 +51,7 @@ class KnownWriter:
     life: int
     sequence: int = -1  # of its newest block
     streams: Streams | None = None
+    arrays: Arrays = field(default_factory=list)  # what the columns of its newest block look like
     arriving: dict[str, Arriving] = field(default_factory=dict)  # what limiters hold up of the newest block
     accepted: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
@@ -102,8 +103,10 @@ class Intake:
 
     def reserve(self, writer: KnownWriter, block: Block) -> tuple[Streams, list[Piece]]:
         """Check the block and find places for its rows."""
-        rows, environments = check_block(block, writer.streams, self._tables)
-        streams = writer.streams
+        streams, arrays = writer.streams, arrays_of(block.columns)
+        familiar = streams is not None and arrays == writer.arrays
+        rows, environments = check_block(block, streams, self._tables, familiar)
+        writer.arrays = arrays
         if streams is None or streams.rows != block.first_row:  # new, or rows were lost with a restart of the service
             store = self.store(schema_of(block.columns), block)
             if streams is not None:
@@ -114,9 +117,8 @@ class Intake:
     def store(self, schema: Schema, block: Block) -> Store:
         store = self.stores.get(schema)
         if store is None:
-            store = Store(schema, self._chunk_length or max(block.window, chunk_length_for(schema)), self._memory)
-        check_window(block, store)
-        self.stores[schema] = store
+            store = self.stores[schema] = Store(schema, self._chunk_length or chunk_length_for(schema), self._memory)
+        store.fit(block.window)
         return store
 
     def receive(self, writer: KnownWriter, streams: Streams, block: Block) -> None:

@@ -30,7 +30,7 @@ class Appended:
     ) -> None:
         self.first_row = first_row  # number of its first row in the writer's streams
         self.valid = valid  # bool [T, B]
-        self.ends = not valid.all()  # whether an episode ends in it
+        self.ends = not np.logical_and.reduce(valid, None)  # whether an episode ends in it
         self.begin = next_position  # int [B]: the place of its first rows in their episodes
         self._past = past
 
@@ -246,6 +246,7 @@ def _stacks(stack: Mapping[str, int] | None) -> Stacks:
     return stacks
 
 
+@lru_cache(maxsize=64)
 def _history(stack: Stacks) -> int:
     return max((count for _, count in stack), default=1) - 1
 

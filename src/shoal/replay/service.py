@@ -32,8 +32,9 @@ from .views import StoredRows
 class Replay:
     """Tables of experience.
 
-    `chunk_length` is the longest item in rows (by default that of the first writer, or somewhat more); `directory`
-    keeps rows in files instead of memory, for tables larger than memory; `seed` makes sampling reproducible.
+    `chunk_length` is how many rows are stored and freed together (by default 64, fewer where rows are large). With a
+    `directory`, rows are kept in files instead of memory, for tables larger than that. `seed` makes sampling
+    reproducible.
     """
 
     def __init__(

@@ -169,6 +169,7 @@ class RunningTable:
             self.bind(view, store, states)
             for name, values in states.items():
                 self.states[name][: self._fresh] = values
+            store.fit(int(self.length[slots].max(initial=1)))
             store.hold(self.start[slots] >> store.shift)
 
     def bind(self, view: View, store: Store, states: dict[str, Array]) -> None:

@@ -60,18 +60,22 @@ class StoredRows:
         self._place = self.start & store.mask
         crossing = np.flatnonzero(self._place + self.length > store.length)
         self._crossing = crossing
-        self._jumps = store.jumps(self.start[crossing])  # now: when items are gone the chunks may be linked anew
+        self._jumps: list[Array] = []
+        if len(crossing):  # now: when items are gone the chunks may be linked anew
+            self._jumps = store.jumps(self.start[crossing], self.length[crossing])
 
     def addresses(self, offsets: Array, trailing: int = 0) -> Array:
         shape = (self.count,) + (1,) * trailing
         addresses: Array = self.start.reshape(shape) + offsets
         crossing = self._crossing
-        if len(crossing):  # few items reach into another chunk: only those are looked at
+        if len(crossing):  # only items that reach into another chunk are looked at
             axis = addresses.ndim - 1 - trailing
             which = (slice(None),) * axis + (crossing,)
             part = addresses[which]
-            ends = (self.start[crossing] - self._place[crossing] + self._store.length).reshape(-1, *shape[1:])
-            part += (part >= ends) * self._jumps.reshape(-1, *shape[1:])
+            inner = (-1, *shape[1:])
+            place = part - (self.start[crossing] - self._place[crossing]).reshape(inner)  # counted from its first chunk
+            for border, jumps in enumerate(self._jumps, 1):
+                part += (place >= border * self._store.length) * jumps.reshape(inner)
             addresses[which] = part
         return addresses
 

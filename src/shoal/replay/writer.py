@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .checks import check_priorities, check_rows
+from .checks import Arrays, arrays_of, check_priorities, check_rows, shape_of
 from .messages import Array, Block, Columns, Inserted, Items, Spans
 from .patterns import Appended, Pattern
 from .recent import Recent
@@ -65,6 +65,7 @@ class Writer:
         self._read: list[str] = []  # columns that a priority function may read
         self._kept: list[str] = []  # columns that are kept here for a while
         self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # shape and dtype of columns
+        self._arrays: Arrays | None = None  # what the columns of the last append looked like
         self._blocks: list[dict[str, Array]] = []  # appended and not yet sent
         self._items: dict[str, list[Items]] = {}
         self._first_unsent = 0
@@ -138,7 +139,8 @@ class Writer:
         kept = {name: columns[name] for name in self._kept}
         if self._looks_back:
             kept[_POSITION] = block.position
-        self._recent.append(kept, count)
+        if kept:
+            self._recent.append(kept, count)
         items = {}
         try:
             for table, pattern in self._patterns.items():
@@ -150,7 +152,8 @@ class Writer:
                     states=self._states_of(spans),
                 )
         except BaseException:
-            self._recent.take_back(count)
+            if kept:
+                self._recent.take_back(count)
             raise
         self._next_position = block.next_position
         self._next_row += count
@@ -158,18 +161,21 @@ class Writer:
 
     def _check(self, columns: Columns) -> tuple[int, int]:
         """Rows and environments of columns that are those of the first append, or a ValueError."""
+        arrays = arrays_of(columns)
+        if arrays == self._arrays:  # as in the append before: nothing to look at again
+            return shape_of(columns)
+        shape = check_rows(columns)
         kinds = {name: (values.shape[2:], values.dtype) for name, values in columns.items()}
         if self._kinds is None:
-            shape = check_rows(columns)
             self._begin(kinds)
-            return shape
-        if kinds != self._kinds:
+        elif kinds != self._kinds:
             name = next(name for name in {**kinds, **self._kinds} if kinds.get(name) != self._kinds.get(name))
             raise ValueError(
                 f"column {name!r} is {_kind(kinds.get(name))} in these rows and {_kind(self._kinds.get(name))} before; "
                 "a writer's columns stay the same"
             )
-        return check_rows(columns)
+        self._arrays = arrays
+        return shape
 
     def _begin(self, kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
         """Sort out the columns of the first append."""
@@ -192,7 +198,7 @@ class Writer:
         return self._recent.at(_POSITION, environment, row)
 
     def _priorities_of(self, table: str, pattern: Pattern, spans: Spans, given: Priorities) -> Array:
-        rule = given.get(table) if isinstance(given, Mapping) else given
+        rule = given.get(table) if given is not None and isinstance(given, Mapping) else given
         if rule is None:
             return np.ones(len(spans))
         if not callable(rule):

@@ -154,12 +154,18 @@ def audit(replay: Replay) -> None:
         needed = expected > 0
         for table in replay._tables.values():  # what an item reaches into must be there too
             if table.store is store:
-                start, length = table.start[table.live()], table.length[table.live()]
-                crossing = (start & store.mask) + length > store.length
-                assert (store.following[start[crossing] >> store.shift] != start[crossing] >> store.shift).all()
-                needed[store.following[start[crossing] >> store.shift]] = True
-        follows = store.previous[: store.fresh]
-        may_stay = needed | ((follows > 0) & (expected[follows - 1] > 0))
+                start, length = table.start[table.live()], table.length[table.live()].astype(int)
+                chunk, beyond = start >> store.shift, ((start & store.mask) + length - 1) >> store.shift
+                assert (beyond <= store.reach).all()
+                while len(chunk):
+                    needed[chunk] = True
+                    chunk, beyond = chunk[beyond > 0], beyond[beyond > 0] - 1
+                    assert (store.following[chunk] != chunk).all()
+                    chunk = store.following[chunk]
+        may_stay, before = needed.copy(), np.arange(store.fresh)
+        for _ in range(store.reach):
+            before = store.previous[before]
+            may_stay |= expected[before] > 0
         free = store._free[: store._free_count]
         assert not store._limbo
         assert len(np.unique(free)) == len(free)

@@ -120,8 +120,8 @@ def test_keys_and_priorities_of_different_lengths(replay: Replay) -> None:
 
 
 def test_items_longer_than_the_chunk_window(replay: Replay) -> None:
-    words = "reach over 101 rows and the chunk window is 64; give the replay service chunk_length=101"
-    refused(replay, words, lambda: Writer(replay, {"other": sequence(100)}, name="long").append(rows()))
+    words = "items of writer 'long' reach over 40,001 rows; the chunk window is 32,767"
+    refused(replay, words, lambda: Writer(replay, {"other": sequence(40_000)}, name="long").append(rows()))
 
 
 def test_a_pattern_other_than_the_tables(replay: Replay) -> None:

@@ -81,14 +81,15 @@ def numbers(replay: Replay) -> dict[str, dict[str, object]]:
     return {table: {name: info.get(name) for name in names} for table, info in replay.info().items()}
 
 
-def test_a_loaded_service_goes_on_exactly_as_the_saved_one(tmp_path: Path) -> None:
-    replay = Replay(TABLES, chunk_length=64)
+@pytest.mark.parametrize("chunk_length", [64, 4])
+def test_a_loaded_service_goes_on_exactly_as_the_saved_one(tmp_path: Path, chunk_length: int) -> None:
+    replay = Replay(TABLES, chunk_length=chunk_length)
     fill(replay)
     use(replay, 2)
     report = replay.save(tmp_path / "save")
     assert report["bytes"] > 0
     assert 0 <= report["pause_seconds"] <= report["seconds"]
-    loaded = Replay(TABLES, chunk_length=64, seed=77)
+    loaded = Replay(TABLES, chunk_length=chunk_length, seed=77)
     loaded.load(tmp_path / "save")
     assert numbers(loaded) == numbers(replay)
     audit(loaded)

@@ -258,7 +258,7 @@ class Machine(RuleBasedStateMachine):
         capacity=st.integers(7, 20),
         limit=st.integers(0, 3),
         soft=st.sampled_from([False, 0.3]),
-        length=st.integers(1, 4),
+        length=st.integers(1, 11),
         seed=st.integers(0, 1000),
     )
     def begin(self, sampler, remover, limiter, capacity, limit, soft, length, seed) -> None:

@@ -24,7 +24,7 @@ CASES = {
 
 def everything(stream: Stream, pattern: Pattern, seed: int, block: int, **options: object) -> Sample | None:
     """All items that a writer makes of a stream cut at random places, in the order of insertion."""
-    replay = Replay([Table.queue("all", 100_000)], chunk_length=64)
+    replay = Replay([Table.queue("all", 100_000)], chunk_length=1 << seed % 7)  # items reach over many chunks, or none
     writer = Writer(replay, {"all": pattern}, **options)  # type: ignore[arg-type]
     for columns in stream.blocks(np.random.default_rng(seed), block):
         writer.append(columns)
