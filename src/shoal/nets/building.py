@@ -95,7 +95,7 @@ def network_of(cfg: NetworkConfig, env_spec: Spaces, seed: int) -> ActorCritic |
 
 def to_tensor(array: Array, device: torch.device) -> Tensor:
     """A tensor on the array's own memory, or a copy on the device."""
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())  # of what is shared torch would warn
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor
