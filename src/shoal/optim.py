@@ -54,7 +54,7 @@ class Local:
         momentum: float = 0.9,  # Adam's first average; RMSProp has none
         epsilon_inside: bool = False,  # RMSProp: √(v + ε) as TensorFlow and the papers, not √v + ε
         centred: bool = False,  # RMSProp: v is the gradient's variance, not its mean square
-        clip_norm: float | None = None,
+        clip_norm: float = 0.0,  # 0: not at all
     ) -> None:
         if kind not in ("adam", "rmsprop"):
             raise UserError(f"There is no optimizer {kind!r}: choose adam or rmsprop.")
@@ -64,7 +64,7 @@ class Local:
         self._rate = rate if callable(rate) else constant(rate)
         self._kind, self._epsilon, self._momentum = kind, epsilon, momentum
         self._decay = decay if decay is not None else (0.999 if kind == "adam" else 0.99)
-        self._epsilon_inside, self._centred, self._clip_norm = epsilon_inside, centred, clip_norm
+        self._epsilon_inside, self._centred, self._clip_norm = epsilon_inside, centred, clip_norm or math.inf
         self._average = torch.zeros_like(self.flat)
         self._square = torch.zeros_like(self.flat)
 
@@ -79,7 +79,7 @@ class Local:
             norm = float(torch.linalg.vector_norm(gradient))
             if not (math.isfinite(norm) and math.isfinite(float(loss))):
                 return StepReport(norm, False)
-            if self._clip_norm is not None and norm > self._clip_norm:
+            if norm > self._clip_norm:
                 gradient.mul_(self._clip_norm / norm)
             rate = self._rate(self.updates)
             self.updates += 1
@@ -162,14 +162,14 @@ class Remote:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], servers: Sequence[GradientServer], *, clip_norm: float | None = None
+        self, parameters: Iterable[nn.Parameter], servers: Sequence[GradientServer], *, clip_norm: float = 0.0
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.flat = flatten(self.parameters)
         self._on_host = self.flat.cpu()  # the same tensor where the parameters are there already
         groups = [parameter.numel() for parameter in self.parameters]
         self._service = GradientClient(servers, self._on_host.numpy(), groups)
-        self._clip_norm = clip_norm
+        self._clip_norm = clip_norm or math.inf  # 0: not at all
         self.finished = False  # the service takes no further gradients
         self._service.pull()
         self.flat.copy_(self._on_host)
@@ -187,7 +187,7 @@ class Remote:
             norm = float(torch.linalg.vector_norm(gradient))
             if not (math.isfinite(norm) and math.isfinite(float(loss))):
                 gradient.fill_(math.nan)
-            elif self._clip_norm is not None and norm > self._clip_norm:
+            elif norm > self._clip_norm:
                 gradient.mul_(self._clip_norm / norm)
             weight = 1.0 if count is None else float(count)
             begin = time.perf_counter()

@@ -63,7 +63,7 @@ class Config:
     entropy_cost: float = 0.01
     value_cost: float = 0.5
     loss_scale: float = 1.0
-    grad_clip: float = 0.5
+    grad_clip: float = 0.5  # norm; 0: not at all
 
     # gradient service
 

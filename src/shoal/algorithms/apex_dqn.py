@@ -81,7 +81,7 @@ class Config:
     optimizer: str = "adam"  # or rmsprop, centred as in the paper
     learning_rate: float = 1e-3
     epsilon: float = 1e-8  # of the optimizer
-    grad_clip: float = 40.0
+    grad_clip: float = 40.0  # norm; 0: not at all
 
     # network
 

@@ -80,7 +80,7 @@ class Config:
     learning_rate: float = 1e-3
     anneal_steps: int = 0  # the learning rate falls linearly to 0 over so many environment steps; 0: constant
     epsilon: float = 1e-5
-    grad_clip: float = 0.5
+    grad_clip: float = 0.5  # norm; 0: not at all
 
     # network
 

@@ -80,7 +80,7 @@ class Config:
     learning_rate: float = 1e-3
     anneal_updates: int = 0  # the learning rate falls linearly to 0 over so many updates; 0: constant
     epsilon: float = 1e-5
-    grad_clip: float = 0.5
+    grad_clip: float = 0.5  # norm; 0: not at all
 
     # network
 
@@ -149,17 +149,17 @@ class Impala:
         self._device = torch.device(cfg.device)
         self._network = build_network(cfg, env_spec, seed).to(self._device)
         self._observation_space = env_spec.observation_space
-        rate = optim.linear(cfg.learning_rate, cfg.anneal_updates) if cfg.anneal_updates else cfg.learning_rate
+        self._updates = torch.zeros((), dtype=torch.float64)  # goes with the weights, so that a schedule goes on
         self._optimizer = optim.make(
             self._network.parameters(),
             peers,
-            rate=rate,
+            rate=self._rate,
             kind=cfg.optimizer,
             epsilon=cfg.epsilon,
             epsilon_inside=True,
             clip_norm=cfg.grad_clip,
         )
-        self._tensors = named_tensors(self._network)
+        self._tensors = named_tensors(self._network) | {"learner.updates": self._updates}
 
     def weights(self) -> dict[str, Array]:
         return export_weights(self._tensors)
@@ -172,6 +172,7 @@ class Impala:
         columns = {name: to_tensor(array, self._device) for name, array in batch.items()}
         loss, rows, metrics = self.loss(columns)
         report = self._optimizer.step(loss * self.cfg.loss_scale, rows)
+        self._updates += report.applied
         return metrics | {"grad_norm": report.grad_norm, "applied": float(report.applied)}
 
     def loss(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor | float]]:
@@ -215,6 +216,10 @@ class Impala:
                 "explained_variance": explained_variance(2.0 * for_value, targets, valid, count),
             }
         return loss, rows, metrics
+
+    def _rate(self, _: int) -> float:
+        rate, over = self.cfg.learning_rate, self.cfg.anneal_updates
+        return optim.linear(rate, over)(int(self._updates)) if over else rate
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:

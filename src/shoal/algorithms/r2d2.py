@@ -82,7 +82,7 @@ class Config:
     gamma: float = 0.997
     learning_rate: float = 1e-3
     epsilon: float = 1e-3  # of Adam
-    grad_clip: float = 40.0
+    grad_clip: float = 40.0  # norm; 0: not at all
 
     # network
 

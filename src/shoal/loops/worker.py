@@ -99,7 +99,7 @@ class Publisher:
         # the flat parameters, the sizes of their groups, and the named weights, which are views of them
         flat, groups, self._named = make_parameters(current().seed)
         self._client = GradientClient(servers, flat, groups)
-        self._first = servers[0]
+        self._servers = servers
         self._weights = weights
         self._publish_every, self._max_updates = publish_every, max_updates
         self._report = Reporter(metrics)
@@ -127,8 +127,10 @@ class Publisher:
         self._weights.publish(self._named, make_version(current().restarts, self._client.version))
 
     def _count(self) -> None:
-        """What the service has counted since the last time. All parts of a service see the same gradients."""
-        report, counted = self._report, self._first.statistics()
+        """What the service has counted since the last time. All its parts see the same gradients, of which one may come
+        too late for some of them only: it counts as refused."""
+        report, parts = self._report, [server.statistics() for server in self._servers]
+        counted = {name: max(part.get(name, 0) for part in parts) for name in set().union(*parts)}
         new = {name: count - self._counted.get(name, 0) for name, count in counted.items()}
         self._counted = counted
         report.count("learner_steps", new["version"])

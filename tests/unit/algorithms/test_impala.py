@@ -156,6 +156,18 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay() -> None:
         np.testing.assert_array_equal(array, before[name])
 
 
+def test_a_learning_rate_goes_on_falling_where_a_lost_learner_left_it() -> None:
+    cfg = Config(hidden=(8,), anneal_updates=3, optimizer="rmsprop")
+    learner, another = (Impala(cfg, DISCRETE, seed=0) for _ in range(2))
+    for step in range(3):
+        learner.update(batch_of(DISCRETE, cfg, seed=step))
+    another.load(learner.weights())
+    another.update(batch_of(DISCRETE, cfg, seed=3))
+    for name, array in another.weights().items():
+        if name != "learner.updates":
+            np.testing.assert_array_equal(array, learner.weights()[name])
+
+
 def test_rewards_are_clipped_before_they_are_scaled() -> None:
     batch = batch_of(DISCRETE, Config(hidden=(8,)))
     scaled = batch | {"reward": np.clip(batch["reward"], -0.5, 0.5) * np.float32(0.1)}
