@@ -56,6 +56,7 @@ class Config:
     vectorizer: str = "auto"  # native where the environment has one, else sync
     inference: str = "local"  # or central: actors own no network and ask an inference server
     inference_servers: int = 1
+    inference_batch: int = 0  # environments answered at once; 0: all of a server's actors
     inference_wait: float = 0.002  # seconds a request waits for others to share its batch
     unroll: int = 20  # transitions per item; one more observation is kept to bootstrap
     queue: int = 128  # items that may wait for the learner; actors block when it is full

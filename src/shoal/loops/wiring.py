@@ -141,6 +141,12 @@ def add_actors(
             )
         return
     count = min(cfg.inference_servers, cfg.actors)
+    limit = getattr(cfg, "inference_batch", 0)  # not every algorithm has this option
+    if 0 < limit < cfg.envs_per_actor:
+        raise UserError(
+            f"--inference-batch {limit} cannot hold one request of --envs-per-actor {cfg.envs_per_actor} environments: "
+            f"give {cfg.envs_per_actor} or more, or 0 for all environments of a server's actors."
+        )
     servers = [
         program.add(
             f"inference/{index}",
@@ -151,7 +157,7 @@ def add_actors(
             into,
             weights,
             metrics,
-            max_batch=cfg.envs_per_actor * -(-cfg.actors // count),
+            max_batch=_whole_requests(cfg.envs_per_actor, len(range(index, cfg.actors, count)), limit),
             max_wait=cfg.inference_wait,
             first_environments=first_environments,
         )
@@ -159,6 +165,12 @@ def add_actors(
     ]
     for index, name in enumerate(first_environments):
         program.add(name, RemoteActorLoop, build, rows, servers[index % count], metrics)
+
+
+def _whole_requests(environments: int, actors: int, limit: int) -> int:
+    """The environments a server answers at once: those of as many of its actors as fit, so that it never waits for a
+    request that is not in the batch anyway."""
+    return environments * (min(actors, limit // environments) if limit else actors)
 
 
 def add_learners(

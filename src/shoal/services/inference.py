@@ -2,7 +2,8 @@
 
 Requests of many actors are answered in one batch. What an actor would otherwise keep beside its network lives here too,
 one slot per actor: recurrent state, the unfinished block of rows, the writer. A restarted actor begins a new stream in
-its slot. The policy may change inside an unroll, so version and log-probability are stored with every row.
+a new slot, and what its old life still asks is refused. The policy may change inside an unroll, so version and
+log-probability are stored with every row.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class Slot:
         self.error: BaseException | None = None
 
 
+class Replaced(RuntimeError):
+    """A request of an actor that was taken for lost and started again."""
+
+
 class InferenceServer:
     """`act` is called by actors and waits for its answer; one `step` gathers requests and answers them together."""
 
@@ -67,6 +72,7 @@ class InferenceServer:
         self._closed = False
         self._queueing: collections.deque[float] = collections.deque(maxlen=1000)
         self._inferring: collections.deque[float] = collections.deque(maxlen=1000)
+        self._batches: list[int] = []  # environments in each since the last report
         self._fetching: Future | None = None
         self._version = NONE
         found = weights.wait(NONE)
@@ -77,12 +83,16 @@ class InferenceServer:
     def act(self, actor: str, run: int, observation: Any, outcome: tuple[Array, Array, Array] | None) -> Array:
         """Actions for an actor's observations. `outcome` is what its last actions gave: reward, terminated, valid.
 
-        `run` identifies the actor's incarnation; a new one starts its slot afresh.
+        `run` counts the actor's lives; a new one starts its slot afresh, and late requests of older ones are refused.
         """
-        slot = self._slots.get(actor)
-        if slot is None or slot.run != run:
-            slot = self._slots[actor] = self._open(actor, run, len(next(iter(tree.flatten(observation).values()))))
-        elif outcome is not None:
+        with self._requested:
+            slot = self._slots.get(actor)
+            if slot is not None and run < slot.run:
+                raise Replaced(f"life {run} of {actor!r} has ended: its life {slot.run} acts in its place")
+            if begins := slot is None or slot.run < run:
+                slot = self._slots[actor] = self._open(actor, run, len(next(iter(tree.flatten(observation).values()))))
+        assert slot is not None
+        if outcome is not None and not begins:
             slot.recorder.result(*outcome)
         slot.action = slot.error = None
         slot.observation, slot.arrived = observation, monotonic()
@@ -116,7 +126,8 @@ class InferenceServer:
 
     def close(self) -> None:
         self._closed = True
-        for condition in [self._requested, *(slot.answered for slot in list(self._slots.values()))]:
+        waiting = {*self._slots.copy().values(), *self._pending}  # old lives may wait too
+        for condition in [self._requested, *(slot.answered for slot in waiting)]:
             with condition:
                 condition.notify_all()
 
@@ -166,6 +177,7 @@ class InferenceServer:
         self._inferring.append(monotonic() - begun)
         self._report.count("inference_batches")
         self._report.count("inference_environments", at)
+        self._batches.append(at)
 
     @staticmethod
     def _reply(slot: Slot, action: Array | None, error: BaseException | None) -> None:
@@ -192,6 +204,9 @@ class InferenceServer:
 
     def _measure(self) -> None:
         values = self._report.values
+        if self._batches:
+            values["inference_batch"] = np.mean(self._batches)
+            self._batches.clear()
         for name, seconds in (("queueing", self._queueing), ("inference", self._inferring)):
             if seconds:
                 values[f"{name}_ms_p50"], values[f"{name}_ms_p99"] = np.percentile(seconds, (50, 99)) * 1e3

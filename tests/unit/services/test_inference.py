@@ -1,0 +1,321 @@
+"""Central inference: whatever order requests come in, every environment gets its own answer and keeps its own state."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal import envs, sync
+from shoal.algorithms import impala
+from shoal.config import validate
+from shoal.errors import UserError
+from shoal.loops.wiring import Settings
+from shoal.program import Handle, Program
+from shoal.replay import Replay, Table, rollout
+from shoal.runtime.inline import TICK, Baton, InlineRun
+from shoal.runtime.local.run import LocalRun
+from shoal.services.inference import InferenceServer, Replaced
+from shoal.services.metrics import Metrics
+from shoal.services.weights import WeightStore, number
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]
+Outcome = tuple[Array, Array, Array]
+OLDEST = 100  # the first version; the weights are versions - OLDEST
+ROWS = 3  # per block
+
+
+class Witness:
+    """Its actions tell whom it saw, what it remembered, which weights it had and whom it was told it acts for."""
+
+    def __init__(self) -> None:
+        self.weights, self.batches = 0, Counter[int]()
+
+    def initial_state(self, count: int) -> Columns:
+        return {name: np.zeros(count, np.int64) for name in ("who", "steps", "last_weights")}
+
+    def load(self, weights: Columns) -> None:
+        self.weights = int(weights["weights"][0])
+
+    def place(self, environments: Array) -> None:
+        self.environments = environments
+
+    def act(self, observation: Array, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
+        who, weights = observation[:, 0], np.full(len(observation), self.weights)
+        self.batches[len(observation)] += 1
+        action = [who, state["who"], state["steps"], state["last_weights"], weights, self.environments]
+        after = {"who": who, "steps": state["steps"] + 1, "last_weights": weights}
+        return np.stack(action, axis=1), after, {"log_prob": log_probability(who, weights)}
+
+
+def log_probability(who: Array, weights: Array) -> Array:
+    return np.asarray(-(who + weights / 64), np.float32)  # exact
+
+
+class Life:
+    """One life of an actor: environments that know what they have to be answered."""
+
+    def __init__(self, actor: int, run: int, count: int, place: int, chance: random.Random) -> None:
+        self.name, self.run, self.place = f"actor/{actor}", run, place + np.arange(count)
+        self.who = 1 + 1000 * actor + 100 * run + np.arange(count)
+        self.steps, self.last_weights = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.final = np.zeros(count, np.bool_)  # the observation is an episode's last, and the action goes nowhere
+        self.actions: list[Array] = []
+        self.outcomes: list[Outcome] = []
+        self._chance = chance
+
+    def step(self, server: InferenceServer) -> None:
+        row = np.full(len(self.who), len(self.actions))
+        outcome = self.outcomes[-1] if self.outcomes else None
+        action = server.act(self.name, self.run, np.stack([self.who, row], axis=1), outcome)
+        weights = np.full(len(self.who), action[0, 4])
+        remembered = np.where(self.steps > 0, self.who, 0)
+        expected = [self.who, remembered, self.steps, self.last_weights, weights, self.place]
+        np.testing.assert_array_equal(action, np.stack(expected, axis=1))
+        terminated = ~self.final & np.array([self._chance.random() < 0.3 for _ in self.who])
+        self.outcomes.append(((self.who + row).astype(np.float32), terminated, ~self.final))
+        self.actions.append(action)
+        self.steps, self.last_weights = (np.where(self.final, 0, new) for new in (self.steps + 1, weights))
+        self.final = terminated
+
+    def shipped(self) -> int:
+        """Rows that are in full blocks; the server has not been told yet what the last actions gave."""
+        known = len(self.actions) - 1
+        return 1 + ROWS * ((known - 1) // ROWS) if known > ROWS else 0
+
+
+class World:
+    """A server and what runs beside it, in turns and on a virtual clock."""
+
+    def __init__(self, max_batch: int, max_wait: float, places: dict[str, int] | None = None) -> None:
+        self.baton, self.failures = Baton(), list[Exception]()
+        self.policy, self.weights, self.metrics = Witness(), WeightStore(), Metrics()
+        self.publish(0)
+        self.replay = Replay([Table.queue("items", 100_000)])
+        self.server = InferenceServer(
+            lambda seed: self.policy,
+            {"items": rollout(1)},
+            ROWS,
+            self.replay,
+            self.weights,
+            self.metrics,
+            max_batch=max_batch,
+            max_wait=max_wait,
+            first_environments=places,
+        )
+        self._under_way = 0
+
+    def publish(self, weights: int) -> None:
+        self.weights.publish({"weights": np.array([weights])}, OLDEST + weights)
+
+    def begin(self, body: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                body()
+            except Exception as error:
+                self.failures.append(error)
+            self._under_way -= 1
+
+        self._under_way += 1
+        self.baton.spawn("actor", run)
+
+    def finish(self) -> None:
+        """Serve until all that was begun has ended."""
+        self.baton.spawn("server", self._serve)
+        with self.baton.driving():
+            ended = self.baton.wait_for(lambda: not self._under_way or bool(self.failures), 1e4, "actors")
+        self.baton.stop()
+        if self.failures:
+            raise self.failures[0]
+        assert ended
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                self.server.step()
+                self.baton.yield_turn()
+        except Exception as error:
+            self.failures.append(error)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    counts=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    room=st.integers(0, 5),
+    max_wait=st.sampled_from([0.0, 0.002, 0.02]),
+)
+def test_every_environment_gets_its_own_answer(seed: int, counts: list[int], room: int, max_wait: float) -> None:
+    """Actors are replaced by new lives while old ones still ask, and weights change all the while."""
+    chance = random.Random(seed)
+    places = {f"actor/{actor}": sum(counts[:actor]) for actor in range(len(counts))}
+    world = World(max(counts) + room, max_wait, places)
+    newest: Counter[str] = Counter()
+    lives: list[Life] = []
+
+    def live(life: Life) -> None:
+        for _ in range(chance.randint(1, 20)):
+            sync.sleep(chance.choice([0.0, 0.001, 0.003, 0.03]))
+            late = newest[life.name] > life.run
+            newest[life.name] = max(newest[life.name], life.run)
+            try:
+                life.step(world.server)
+            except Replaced:
+                assert late
+                return
+            assert not late
+
+    def actor(index: int) -> None:
+        for run in range(chance.randint(1, 4)):
+            life = Life(index, run, counts[index], places[f"actor/{index}"], chance)
+            lives.append(life)
+            world.begin(lambda life=life: live(life))  # type: ignore[misc]
+            sync.sleep(chance.uniform(0.0, 0.3))
+
+    def learner() -> None:
+        for weights in range(1, 20):
+            sync.sleep(chance.uniform(0.0, 0.05))
+            world.publish(weights)
+
+    for index in range(len(counts)):
+        world.begin(lambda index=index: actor(index))  # type: ignore[misc]
+    world.begin(learner)
+    world.finish()
+    assert max(world.policy.batches) <= max(counts) + room
+    check_rows(world.replay, lives)
+
+
+def check_rows(replay: Replay, lives: list[Life]) -> None:
+    """Every row of a full block was stored, once, with what it was acted with."""
+    items = int(replay.info()["items"]["inserts"])
+    assert items == sum(len(life.who) * max(0, life.shipped() - 1) for life in lives)
+    if not items:
+        return
+    data = replay.sample("items", items).data
+    stored = {(who, row): index for index, (who, row) in enumerate(data["observation"][0].tolist())}
+    assert len(stored) == items
+    for life in lives:
+        for row in range(life.shipped() - 1):
+            at = [stored[who, row] for who in life.who.tolist()]
+            action, (reward, terminated, valid) = life.actions[row], life.outcomes[row]
+            np.testing.assert_array_equal(data["action"][0, at], action)
+            np.testing.assert_array_equal(data["version"][0, at], OLDEST + action[:, 4])
+            np.testing.assert_array_equal(data["log_prob"][0, at], log_probability(life.who, action[:, 4]))
+            np.testing.assert_array_equal(data["reward"][0, at], reward)
+            np.testing.assert_array_equal(data["terminated"][0, at], terminated)
+            np.testing.assert_array_equal(data["valid"][0, at], valid)
+            np.testing.assert_array_equal(data["observation"][1, at, 1], row + 1)
+
+
+def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone() -> None:
+    world, chance = World(2, 0.0, {"actor/0": 0}), random.Random(0)
+    old, new = (Life(0, run, 2, 0, chance) for run in (0, 1))
+
+    def actor() -> None:
+        for life in (old, old, new, new):
+            life.step(world.server)
+        with pytest.raises(Replaced, match=r"life 0 of 'actor/0' has ended: its life 1 acts in its place"):
+            old.step(world.server)
+        new.step(world.server)
+
+    world.begin(actor)
+    world.finish()
+    assert (len(old.actions), len(new.actions)) == (2, 3)
+
+
+def ask_at_once(world: World, actors: int, environments: int, requests: int) -> list[float]:
+    """Actors that ask all at once, again and again; how long each request took."""
+    took: list[float] = []
+
+    def actor(index: int) -> None:
+        life = Life(index, 0, environments, index * environments, random.Random(index))
+        for _ in range(requests):
+            asked = sync.monotonic()
+            life.step(world.server)
+            took.append(sync.monotonic() - asked)
+
+    for index in range(actors):
+        world.begin(lambda index=index: actor(index))  # type: ignore[misc]
+    world.finish()
+    return took
+
+
+def places(actors: int, environments: int) -> dict[str, int]:
+    return {f"actor/{index}": index * environments for index in range(actors)}
+
+
+def test_a_batch_never_exceeds_its_maximum() -> None:
+    world = World(5, 0.05, places(4, 2))
+    ask_at_once(world, 4, 2, 10)
+    assert world.policy.batches == {4: 20}
+
+
+def test_a_lone_request_waits_no_longer_than_the_maximum_and_a_full_batch_not_at_all() -> None:
+    lone = ask_at_once(World(4, 0.05, places(1, 2)), 1, 2, 10)
+    assert 0.05 <= max(lone) <= 0.05 + 2 * TICK
+    full = ask_at_once(World(4, 0.05, places(2, 2)), 2, 2, 10)
+    assert max(full) <= 2 * TICK
+
+
+def test_what_a_server_does_is_in_the_metrics() -> None:
+    world = World(6, 0.05, places(2, 2))
+    ask_at_once(world, 2, 2, 30)
+    found = world.metrics.snapshot()
+    batches = found["counts"]["inference_batches"]
+    assert 1 < batches <= 30
+    assert found["counts"]["inference_environments"] == 4 * batches
+    assert found["values"]["inference_batch"] == 4
+    assert found["values"]["queueing_ms_p50"] == pytest.approx(50, abs=2)
+    assert found["values"]["queueing_ms_p99"] == pytest.approx(50, abs=2)
+    assert {"inference_ms_p50", "inference_ms_p99"} <= found["values"].keys()
+
+
+# ---- programs
+
+
+def program(**options: Any) -> Program:
+    cfg = impala.Config(inference="central", unroll=4, batch=4, queue=8, hidden=(8,), **options)
+    return impala.program(cfg, envs.describe(cfg.env), Settings(max_updates=3, evaluate=False))
+
+
+def test_actors_are_shared_out_among_servers_and_batches_hold_whole_requests() -> None:
+    def largest(**options: Any) -> list[int]:
+        nodes = program(actors=3, envs_per_actor=4, inference_servers=2, **options).nodes
+        assert [nodes[f"actor/{index}"].callees()[0] for index in range(3)] == [
+            "inference/0",
+            "inference/1",
+            "inference/0",
+        ]
+        return [nodes[f"inference/{index}"].kwargs["max_batch"] for index in range(2)]
+
+    assert largest() == largest(inference_batch=100) == [8, 4]
+    assert largest(inference_batch=7) == [4, 4]
+    with pytest.raises(UserError, match="--inference-batch 3 cannot hold one request of --envs-per-actor 4"):
+        largest(inference_batch=3)
+    with pytest.raises(UserError, match="--inference-batch -1 is too small"):
+        validate(impala.Config(inference_batch=-1))
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("runtime", [InlineRun, LocalRun])
+def test_impala_learns_from_central_actors(runtime: Any, servers: int) -> None:
+    with runtime(program(actors=2, envs_per_actor=2, inference_servers=servers, inference_batch=4)) as run:
+        for _ in range(1000):
+            if run.finished(Handle("learner")):
+                break
+            run.wait(0.1)
+        else:
+            raise AssertionError("the learner has not finished")
+        assert number(run.client(Handle("weights")).version()) == 3
+        nodes = run.client(Handle("metrics")).snapshot()["nodes"]
+        assert run.supervisor.restarts.total() == 0
+    for index in range(servers):
+        assert nodes[f"inference/{index}"]["counts"]["inference_environments"] > 0
