@@ -29,6 +29,7 @@ AT_LEAST: dict[str, float] = {
     "publish_every": 1,
     "learners": 1,
     "inference_servers": 1,
+    "inference_batch": 0,
     "epochs": 1,
     "minibatches": 1,
     "target_every": 1,
