@@ -55,6 +55,7 @@ AT_LEAST: dict[str, float] = {
     "noise": 0,
     "noise_smallest": 0,
     "slope_clip": 0,
+    "saturation_cost": 0,
     "actor_rate": 0,
     "critic_rate": 0,
     "grad_clip": 0,

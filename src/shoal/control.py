@@ -32,6 +32,8 @@ class TrainingConfig(Protocol):
     @property
     def slope_clip(self) -> float: ...
     @property
+    def saturation_cost(self) -> float: ...
+    @property
     def target_every(self) -> int: ...
     @property
     def target_rate(self) -> float: ...
@@ -52,7 +54,7 @@ class Training:
         self._copy = Target(networks, cfg.target_every, cfg.target_rate)
         self.target = self._copy.network
         self._judge = frozen(self.critic)
-        self._slope_clip = cfg.slope_clip or None
+        self._slope_clip, self._saturation_cost = cfg.slope_clip or None, cfg.saturation_cost
         self._tensors = named_tensors(networks)
 
     def weights(self) -> dict[str, Array]:
@@ -75,11 +77,10 @@ class Training:
         return measured | {"target_drift": Drift(self._copy), "applied": actor.applied}
 
     def actor_loss(self, observation: Any) -> tuple[Tensor, Tensor]:
-        """Minus the mean expected return of the actor's own actions, and norms of dQ/da before clipping [B]."""
-        judge = self._judge
+        """Minus the mean expected return of the actor's own actions, what their saturation costs, and norms of dQ/da
+        before clipping [B]."""
+        judge, raw = self._judge, self.actor.raw(observation)
         losses, slopes = deterministic_policy_loss(
-            self.actor(observation),
-            lambda actions: judge.expected(judge(observation, actions)),
-            clip=self._slope_clip,
+            torch.tanh(raw), lambda actions: judge.expected(judge(observation, actions)), clip=self._slope_clip
         )
-        return losses.mean(), slopes
+        return losses.mean() + self._saturation_cost * raw.square().sum(-1).mean(), slopes

@@ -76,6 +76,7 @@ class Config:
     device: str = "cpu"
     gamma: float = 0.99
     slope_clip: float = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
+    saturation_cost: float = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
     actor_rate: float = 1e-4
     critic_rate: float = 1e-4
     epsilon: float = 1e-8  # of Adam
@@ -91,11 +92,13 @@ class Config:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "control": {
+        "reward_scale": 0.1,
         "capacity": 300_000,
         "samples_per_insert": 64.0,
         "publish_every": 4,
         "target_every": 1,
         "target_rate": 0.01,
+        "saturation_cost": 0.01,
         "actor_rate": 1e-3,
         "critic_rate": 1e-3,
         "actor_hidden": (128, 128),

@@ -79,11 +79,13 @@ class Config:
     device: str = "cpu"
     gamma: float = 0.99
     critic: Literal["categorical", "quantile"] = "categorical"
-    atoms: int = 51  # of the categorical distribution, or quantiles
+    atoms: int = 51  # of the categorical distribution
     support_low: float = -150.0  # returns between which the categorical critic's atoms lie, after reward_scale
     support_high: float = 150.0
+    quantiles: int = 32
     kappa: float = 1.0  # quantile errors beyond it count linearly
     slope_clip: float = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
+    saturation_cost: float = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
     actor_rate: float = 1e-4
     critic_rate: float = 1e-4
     epsilon: float = 1e-8  # of Adam
@@ -99,14 +101,16 @@ class Config:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "control": {
+        "reward_scale": 0.1,
         "capacity": 300_000,
         "samples_per_insert": 64.0,
         "publish_every": 4,
         "target_every": 1,
         "target_rate": 0.01,
         "atoms": 101,
-        "support_low": -1000.0,
-        "support_high": 1000.0,
+        "support_low": -100.0,
+        "support_high": 100.0,
+        "saturation_cost": 0.01,
         "actor_rate": 1e-3,
         "critic_rate": 1e-3,
         "actor_hidden": (128, 128),
@@ -122,7 +126,7 @@ def build_networks(cfg: Config, env_spec: Spaces, seed: int) -> ControlNetworks:
         seed=seed,
         network=cfg.network,
         critic=cfg.critic,
-        atoms=cfg.atoms,
+        atoms=cfg.quantiles if cfg.critic == "quantile" else cfg.atoms,
         actor_hidden=cfg.actor_hidden,
         critic_hidden=cfg.critic_hidden,
         activation=cfg.activation,

@@ -63,7 +63,12 @@ class Actor(nn.Module):
         self.units = ActionUnits(action_space)
 
     def forward(self, observation: Any) -> Tensor:
-        return torch.tanh(self.body(observation))
+        return torch.tanh(self.raw(observation))
+
+    def raw(self, observation: Any) -> Tensor:
+        """What tanh makes actions of."""
+        outputs: Tensor = self.body(observation)
+        return outputs
 
 
 class Critic(nn.Module):

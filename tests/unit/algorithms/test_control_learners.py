@@ -31,7 +31,7 @@ VECTOR = Spec(spaces.Box(-1.0, 1.0, (3,), np.float32), BOUNDS)
 NESTED = Spec(spaces.Dict(camera=spaces.Box(0, 255, (36, 36, 3), np.uint8), place=spaces.Discrete(4)), BOUNDS)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "categorical": (d4pg, {"atoms": 21, **SUPPORT}),
-    "quantile": (d4pg, {"critic": "quantile", "atoms": 7}),
+    "quantile": (d4pg, {"critic": "quantile", "quantiles": 7}),
     "scalar": (apex_dpg, {}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -181,6 +181,16 @@ def check_gradient(loss: Any, network: nn.Module) -> None:
                 parameter -= sign * step * direction
         slope = (sides[0] - sides[1]) / (2.0 * step)
         assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-7)
+
+
+@every_kind
+def test_saturation_costs_the_square_of_what_tanh_makes_actions_of(kind: str) -> None:
+    with_cost, columns = in_double_precision(kind, saturation_cost=0.5)
+    without, _ = in_double_precision(kind)
+    observation = columns["observation"]
+    extra = with_cost._training.actor_loss(observation)[0] - without._training.actor_loss(observation)[0]
+    raw = torch.atanh(without._training.actor(observation))
+    torch.testing.assert_close(extra, 0.5 * raw.square().sum(-1).mean())
 
 
 @every_kind
