@@ -2,7 +2,8 @@
 
 Departures from the paper: `--samples-per-insert` can hold acting and learning to a ratio, where the paper lets each run
 at its own pace; the oldest transitions are evicted, not those of low priority; losses are means over a batch; target
-networks can follow slowly (`--target-rate`). Without a preset (`--preset none`) the settings are the paper's.
+networks can follow slowly (`--target-rate`); saturated actions can cost something. Without a preset most settings are
+the paper's.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `--critic categorical` has atoms on a fixed support, `--critic quantile` learns quantiles (Dabney 2018) and needs none.
 Departures from the paper: priorities are |errors of expected returns|, first given by the actors; dQ/da is clipped;
-`--samples-per-insert` can hold acting and learning to a ratio; target networks can follow slowly (`--target-rate`); and
-noise can differ from environment to environment. Without a preset (`--preset none`) the settings are the paper's.
+`--samples-per-insert` can hold acting and learning to a ratio; target networks can follow slowly (`--target-rate`),
+noise can differ between environments, and saturated actions can cost something. Without a preset most settings are the
+paper's.
 """
 
 from __future__ import annotations
