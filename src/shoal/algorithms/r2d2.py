@@ -96,7 +96,7 @@ class Config:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {},
+    "classic": {"samples_per_insert": 1.0, "target_every": 50},
     # The paper's figures; where it has 256 actors of one environment each, the ladder runs over all environments.
     "atari": {
         "envs_per_actor": 16,
