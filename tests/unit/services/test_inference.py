@@ -38,6 +38,7 @@ class Witness:
 
     def __init__(self) -> None:
         self.weights, self.batches = 0, Counter[int]()
+        self.takes = 0.0  # seconds in which others go on
 
     def initial_state(self, count: int) -> Columns:
         return {name: np.zeros(count, np.int64) for name in ("who", "steps", "last_weights")}
@@ -51,6 +52,8 @@ class Witness:
     def act(self, observation: Array, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
         who, weights = observation[:, 0], np.full(len(observation), self.weights)
         self.batches[len(observation)] += 1
+        if self.takes:
+            sync.sleep(self.takes)
         action = [who, state["who"], state["steps"], state["last_weights"], weights, self.environments]
         after = {"who": who, "steps": state["steps"] + 1, "last_weights": weights}
         return np.stack(action, axis=1), after, {"log_prob": log_probability(who, weights)}
@@ -158,6 +161,7 @@ def test_every_environment_gets_its_own_answer(seed: int, counts: list[int], roo
     chance = random.Random(seed)
     places = {f"actor/{actor}": sum(counts[:actor]) for actor in range(len(counts))}
     world = World(max(counts) + room, max_wait, places)
+    world.policy.takes = chance.choice([0.0, 0.002, 0.01])
     newest: Counter[str] = Counter()
     lives: list[Life] = []
 
