@@ -52,6 +52,7 @@ class Config:
     vectorizer: str = "auto"  # native where the environment has one, else sync
     inference: str = "local"  # or central: actors own no network and ask an inference server
     inference_servers: int = 1
+    inference_batch: int = 0  # environments answered at once; 0: all of a server's actors
     inference_wait: float = 0.002  # seconds a request waits for others to share its batch
     rows: int = 8  # steps of every environment between two messages to the replay, and two looks for new weights
     noise: float = 0.3  # deviation of the noise on actions, in units of half their range

@@ -87,6 +87,7 @@ class Config:
 
     inference: ClassVar[str] = "local"
     inference_servers: ClassVar[int] = 0
+    inference_batch: ClassVar[int] = 0
     inference_wait: ClassVar[float] = 0.0
 
 

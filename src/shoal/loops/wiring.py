@@ -52,6 +52,8 @@ class ActorConfig(EvaluatorConfig, Protocol):
     @property
     def inference_servers(self) -> int: ...
     @property
+    def inference_batch(self) -> int: ...
+    @property
     def inference_wait(self) -> float: ...
 
 
@@ -141,7 +143,7 @@ def add_actors(
             )
         return
     count = min(cfg.inference_servers, cfg.actors)
-    limit = getattr(cfg, "inference_batch", 0)  # not every algorithm has this option
+    limit = cfg.inference_batch
     if 0 < limit < cfg.envs_per_actor:
         raise UserError(
             f"--inference-batch {limit} cannot hold one request of --envs-per-actor {cfg.envs_per_actor} environments: "
