@@ -20,7 +20,8 @@ def as_slice(indices: Array) -> Array | slice:
 
 def distinct(values: Array) -> Array:
     """The different values, ascending (`np.unique` takes ten times as long for a few thousand)."""
-    ordered = np.sort(values)
+    ordered = values.copy()
+    ordered.sort()
     if len(ordered) < 2:
         return ordered
     different = np.empty(len(ordered), bool)

@@ -12,7 +12,9 @@ import importlib
 import os
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from .views import View
 
 _RECORD_BYTES = 2 << 20  # small enough that unpacking stays within the cache
 _MANIFEST = "manifest"
+_READERS = 2  # threads that unpack rows while loading
 
 
 @dataclass
@@ -219,15 +222,18 @@ def load(path: Path, memory: Memory) -> Loaded:
         for file, count, columns in described["records"]:
             chunks = arrays[f"store {index}|chunks"][at : at + count]
             at += count
-            record = Record(file, chunks, np.where(chunks >= 0, 0, -1), {k: tuple(v) for k, v in columns.items()})
-            _read_record(path, record, store)
-            records.append(record)
+            records.append(
+                Record(file, chunks, np.where(chunks >= 0, 0, -1), {k: tuple(v) for k, v in columns.items()})
+            )
+        with ThreadPoolExecutor(_READERS) as readers:  # unpacking, and copying to memory never used before, take long
+            for _ in readers.map(partial(_read_record, path, store), records):
+                pass
         stores.append(store)
         saved.records[schema] = records
     return Loaded(header, arrays, stores, saved)
 
 
-def _read_record(path: Path, record: Record, store: Store) -> None:
+def _read_record(path: Path, store: Store, record: Record) -> None:
     log = path / record.file
     good = record.chunks >= 0
     chunks = record.chunks[good]

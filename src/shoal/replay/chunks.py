@@ -262,7 +262,6 @@ class Store:
 class Layer:
     """One chunk per environment, for the same rows of all of them."""
 
-    first_row: int  # number of the row at place 0
     chunks: Array  # int64 [environments]
     target: Array | slice  # the chunks once more, as a slice where they are neighbours
     begins: Array  # int64 [environments]: address of a row = its number + this
@@ -309,21 +308,19 @@ class Streams:
         allocated = store.allocate(count * environments)
         for index in range(count):
             chunks = allocated[index * environments : (index + 1) * environments]
-            first_row = self._base + len(self._layers) * store.length
+            begins = chunks << store.shift
+            begins -= self._base + len(self._layers) * store.length
             if self._layers:
                 store.link(self._layers[-1].chunks, chunks)
-            self._layers.append(Layer(first_row, chunks, as_slice(chunks), (chunks << store.shift) - first_row))
+            self._layers.append(Layer(chunks, as_slice(chunks), begins))
 
     def addresses(self, environment: Array, row: Array) -> Array:
         """Where these rows of these environments are stored."""
-        shift = self.store.shift
-        first = (int(np.minimum.reduce(row)) - self._base) >> shift
-        last = (int(np.maximum.reduce(row)) - self._base) >> shift
-        if first == last:
-            addresses: Array = self._layers[first].begins.take(environment)
+        if len(self._layers) == 1:
+            addresses: Array = self._layers[0].begins.take(environment)
         else:
-            begins = np.concatenate([layer.begins for layer in self._layers[first : last + 1]])
-            layer = (row - self._layers[first].first_row) >> shift
+            begins = np.concatenate([layer.begins for layer in self._layers])
+            layer = (row - self._base) >> self.store.shift
             layer *= self.environments
             layer += environment
             addresses = begins.take(layer)

@@ -36,6 +36,16 @@ class Spans:
     def select(self, which: Array) -> Spans:
         return Spans(self.environment[which], self.start[which], self.length[which], self.history[which])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """One array travels faster than four."""
+        packed = np.empty((4, len(self)), np.int64)
+        packed[0], packed[1], packed[2], packed[3] = self.environment, self.start, self.length, self.history
+        return _unpack_spans, (packed,)
+
+
+def _unpack_spans(packed: Array) -> Spans:
+    return Spans(packed[0], packed[1], packed[2], packed[3])
+
 
 @dataclass(eq=False, slots=True)
 class Items:
