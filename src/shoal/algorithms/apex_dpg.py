@@ -29,6 +29,7 @@ from shoal.nets.building import Spaces, to_tensor
 from shoal.nets.control import ControlNetworks, make_control_networks
 from shoal.nets.control_acting import DeterministicPolicy, ValuingPolicy
 from shoal.nets.encoder import nest
+from shoal.nets.user import load_factory
 from shoal.program import Program
 from shoal.replay import Prioritized, Table, n_step
 from shoal.services.metrics import Metrics
@@ -67,6 +68,7 @@ class Config:
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
     n: int = 5  # steps of a return
+    pattern: str | None = None  # module:factory of a pattern in place of n-step transitions; called with this config
 
     # learning
 
@@ -195,7 +197,10 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         beta=cfg.importance_exponent,
         trim_every=100,
     )
-    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    if cfg.pattern is None:
+        pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    else:
+        pattern = load_factory(cfg.pattern, "pattern")(cfg)
     policy = partial(make_policy, cfg, env)
     add_actors(p, cfg, env, policy, {"transitions": pattern}, cfg.rows, replay, weights, metrics)
     add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)

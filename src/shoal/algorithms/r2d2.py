@@ -30,6 +30,7 @@ from shoal.nets.encoder import nest
 from shoal.nets.q import RecurrentQNetwork, make_recurrent_q_network, previous, unroll
 from shoal.nets.recurrent_q_acting import RecurrentQPolicy
 from shoal.nets.targets import Drift, Target
+from shoal.nets.user import load_factory
 from shoal.nets.user_q import UserRecurrentQ
 from shoal.program import Program
 from shoal.replay import Prioritized, Table, sequence
@@ -62,6 +63,7 @@ class Config:
     # replay
 
     burn_in: int = 10  # steps before a sequence that only bring its recurrent state up to date
+    pattern: str | None = None  # module:factory of a pattern in place of these sequences; called with this config
     length: int = 30  # steps of a sequence that are trained
     period: int = 15  # steps from the beginning of one sequence to that of the next
     shards: int = 1  # replay services
@@ -245,7 +247,10 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         beta=cfg.importance_exponent,
         trim_every=100,
     )
-    patterns = {"sequences": sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")}
-    add_actors(p, cfg, env, partial(make_policy, cfg, env), patterns, cfg.rows, replay, weights, metrics)
+    if cfg.pattern is None:
+        pattern = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
+    else:
+        pattern = load_factory(cfg.pattern, "pattern")(cfg)
+    add_actors(p, cfg, env, partial(make_policy, cfg, env), {"sequences": pattern}, cfg.rows, replay, weights, metrics)
     add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)
     return p

@@ -122,11 +122,11 @@ class Pair(nn.Module):
         return self.policy(observation), self.value(observation)
 
 
-def load_factory(path: str) -> Callable[..., Any]:
+def load_factory(path: str, what: str = "network") -> Callable[..., Any]:
     """The function named by `module:factory`; modules in the working directory are found."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise UserError(f"The network {path!r} must be written module:factory.")
+        raise UserError(f"The {what} {path!r} must be written module:factory.")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -134,10 +134,10 @@ def load_factory(path: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists and lacks something itself
-        raise UserError(f"The network {path!r}: there is no module {error.name!r} on the Python path.") from error
+        raise UserError(f"The {what} {path!r}: there is no module {error.name!r} on the Python path.") from error
     factory = getattr(module, name, None)
     if not callable(factory):
-        raise UserError(f"The network {path!r}: the module {module_name!r} has no function {name!r}.")
+        raise UserError(f"The {what} {path!r}: the module {module_name!r} has no function {name!r}.")
     return factory  # type: ignore[no-any-return]
 
 
