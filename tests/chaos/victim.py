@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 from shoal import envs
@@ -20,6 +21,7 @@ def small_program(actors: int = 1, **changes: object) -> Program:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
     with launch(small_program(), sys.argv[1], ray_address=None) as run:
         metrics = run.client(Handle("metrics"))
         while not metrics.snapshot()["counts"].get("learner_steps"):
