@@ -26,7 +26,7 @@ bench: .venv/core  ## steps per second, the median of five runs
 	$(BIN)/shoal bench throughput impala --env CartPole-v1 --seconds 10 --repeat 5
 
 bench-replay: .venv/core  ## the replay service beside Reverb and cpprb
-	$(BIN)/python bench/replay/compare.py
+	$(BIN)/python -m bench.replay.compare
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache

@@ -1,6 +1,6 @@
 """Shoal's replay service beside Reverb and cpprb, one after the other on the same machine.
 
-    python bench/replay/compare.py [--repeat 3] [--output table.json]
+    python -m bench.replay.compare [--repeat 5] [--output table.json]
 
 Reverb and cpprb are installed from the package index into environments of their own below .bench, since their
 dependencies conflict with Shoal's. Each is driven with the same items and batch sizes, and the best of several windows
@@ -11,43 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import venv
 from pathlib import Path
-from typing import Any
+
+from bench.peers import environment, last_line
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = HERE.parents[1] / ".bench"
-PACKAGES = {"reverb": "dm-reverb[tensorflow]==0.14.0", "cpprb": "cpprb==11.0.0"}
-
-
-def environment(name: str) -> Path:
-    """The interpreter of an environment that has the peer; made when it is missing."""
-    python = ENVIRONMENTS / name / "bin" / "python"
-    ready = ENVIRONMENTS / name / "ready"
-    if not ready.exists():
-        print(f"installing {PACKAGES[name]} into {ENVIRONMENTS / name}", file=sys.stderr)
-        venv.create(ENVIRONMENTS / name, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", PACKAGES[name]], check=True)
-        ready.touch()
-    return python
-
-
-def last_line(*command: Any) -> dict[str, Any]:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{command} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    peers = {name: environment(name) for name in PACKAGES}
+    peers = {name: environment(name) for name in ("reverb", "cpprb")}
     found = {name: last_line(python, HERE / f"{name}_side.py", options.repeat) for name, python in peers.items()}
     command = [sys.executable, "-m", "shoal", "bench", "replay", "--quick", "--json", "--repeat", options.repeat]
     found["shoal"] = last_line(*command)

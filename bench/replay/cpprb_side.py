@@ -60,7 +60,7 @@ def main(repeat: int) -> None:
     stacks = cpprb.PrioritizedReplayBuffer(40_000, {"obs": frames, "next_obs": frames, **small}, alpha=0.6)
     report = {
         "transitions": measure(transitions, rows_of(64 * 100, (4,), np.float32, True), 1_000_000, 512, repeat),
-        "frame stacks": measure(stacks, rows_of(16 * 20, (84, 84, 4), np.uint8, True), 40_000, 256, repeat),
+        "frame stacks": measure(stacks, rows_of(16 * 100, (84, 84, 4), np.uint8, True), 40_000, 256, repeat),
     }
     print(json.dumps(report))
 

@@ -55,7 +55,7 @@ class Work:
 
 WORKS = {
     "transitions": Work((4,), "float32", n_step(1, 0.99), 1_000_000, 64, 100, 512),
-    "frame stacks": Work((84, 84), "uint8", n_step(1, 0.99, stack={"observation": 4}), 40_000, 16, 20, 256),
+    "frame stacks": Work((84, 84), "uint8", n_step(1, 0.99, stack={"observation": 4}), 40_000, 16, 100, 256),
     "sequences": Work((84, 84), "uint8", sequence(80, period=40), 1_000, 16, 40, 16),
 }
 
