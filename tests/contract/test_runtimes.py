@@ -13,7 +13,7 @@ from probe_nodes import Caller, Dependent, Essential, Faulty, Finite, Service, V
 from starting import Start, wait_until
 
 from shoal.program import NodeDied, Program, node_seed
-from shoal.runtime import RunFailed, Supervisor
+from shoal.runtime import RunFailed, Supervisor, launch
 from shoal.runtime.supervise import Loss
 
 
@@ -27,6 +27,19 @@ def test_a_node_whose_step_returns_false_is_finished_and_still_answers(start: St
     assert run.client(finite).left() == 0
     assert run.client(service).echo("here") == "here"
     assert not run.finished(service)
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="processes can be named on Linux only")
+def test_processes_carry_the_names_of_their_nodes() -> None:
+    program = Program()
+    nodes = [program.add(name, Service) for name in ("service", "a name of more than 15 letters")]
+    with launch(program, "local") as run:
+        for node in nodes:
+            run.client(node).echo("here")
+        assert {name: psutil.Process(pid).name() for name, pid in run.pids().items()} == {
+            "service": "service",
+            "a name of more than 15 letters": "a name of more ",
+        }
 
 
 def test_a_restartable_node_that_raises_is_started_again_with_another_seed(start: Start) -> None:

@@ -83,6 +83,7 @@ class NodeProcess:
             self._boards[callee] = (make, fds.pop(0))
         self._context = start.context
         node: Node = pickle.loads(start.node)
+        host.name_process(node.name)
         host.keep_memory()
         host.prepare(start.context, start.threads)  # after unpickling has imported torch, where it was not there yet
         return node
