@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -58,6 +59,15 @@ class Condition:
     def __exit__(self, *_: object) -> None:
         if _local.scheduler is None:
             self._condition.release()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Let others have the lock meanwhile. Call with the lock held once."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None, why: str = "a condition") -> bool:
         """Wait until `predicate()` holds; False when `timeout` seconds passed first. Call with the lock held."""

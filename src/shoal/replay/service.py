@@ -1,13 +1,14 @@
 """The replay service: tables over shared rows, behind one lock, waiting where their limiters say so.
 
-A plain object: use it in process, or give it to a runtime that serves its methods to other processes. Rows are copied
-in and gathered outside of the lock; only bookkeeping happens inside.
+A plain object: use it in process, or give it to a runtime that serves its methods to other processes. Large blocks are
+copied in and large batches gathered outside of the lock; only bookkeeping and small copies happen inside.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from .. import sync
 from . import checkpoint
 from .checks import check_priorities
-from .chunks import write
+from .chunks import Store, write
 from .columns import Batch
 from .description import Table
 from .errors import ReplayClosed, ReplayTimeout
@@ -27,6 +28,8 @@ from .messages import Array, Block, Inserted, Layout, Mass, Sample
 from .statistics import describe, waiting
 from .tables import RunningTable
 from .views import StoredRows
+
+_LARGE = 1 << 19  # bytes
 
 
 class Replay:
@@ -84,18 +87,12 @@ class Replay:
             if new:
                 streams, pieces = self._intake.reserve(writer, block)
             writer.busy = True
-        try:
-            if new:
-                write(streams.store, pieces, block.columns)
-        except BaseException:
-            with self._changed:
-                self._end_call(writer)
-            raise
-        with self._changed:
             try:
-                if writer.gone and new:
-                    return Inserted({}, {name: len(items.spans) for name, items in block.items.items()})
                 if new:
+                    with self._meanwhile(streams.store, sum(values.nbytes for values in block.columns.values())):
+                        write(streams.store, pieces, block.columns)
+                    if writer.gone:
+                        return Inserted({}, {name: len(items.spans) for name, items in block.items.items()})
                     self._intake.receive(writer, streams, block)
                 self._admit(writer, timeout)
                 if writer.streams is not None:
@@ -172,10 +169,10 @@ class Replay:
             items = chosen.items
             rows = StoredRows(store, names, items)
             self._notify()
-        try:
-            arrays, windows = view.gather(rows, layout)
-        finally:
-            with self._changed:
+            try:
+                with self._meanwhile(store, len(items) * int(rows.length[0]) * store.row_bytes):
+                    arrays, windows = view.gather(rows, layout)
+            finally:
                 store.end_reading(ticket)
         timed = frozenset(arrays) if view.timed else frozenset()
         arrays.update(chosen.states)
@@ -316,6 +313,11 @@ class Replay:
             for name in tables:
                 if name in self._closed:
                     raise ReplayClosed(f"table {name!r} of the replay service is closed")
+
+    def _meanwhile(self, store: Store, size: int) -> AbstractContextManager[None]:
+        """Around a copy of `size` bytes, with the lock held: a large one lets others go on, and one that may have to
+        wait for the disk; a small one takes less time than a change of threads does."""
+        return self._changed.released() if size >= _LARGE or store.files else nullcontext()
 
     def _notify(self) -> None:
         """Something has changed that somebody may wait for."""
