@@ -6,6 +6,7 @@ waiting node hands its turn to the next one and time is virtual, which makes a r
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ class Scheduler(Protocol):
 
 class _Local(threading.local):
     scheduler: Scheduler | None = None  # a class attribute is found faster than a missing one
+    cores: frozenset[int] = frozenset()  # that this thread could run on before it was kept to one
 
 
 _local = _Local()
@@ -40,6 +42,22 @@ def monotonic() -> float:
     """Seconds on a clock that never goes back: virtual on the inline runtime."""
     current = scheduler()
     return current.monotonic() if current else time.monotonic()
+
+
+def keep_to_one_core() -> None:
+    """Have this thread run on the same core as all others of its process that were told to.
+
+    Threads that do their work in turns under one lock find each other's caches warm there; on two cores the turns of
+    a replay service take half as long again. `Condition.released` lifts it meanwhile.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        _local.cores = frozenset(os.sched_getaffinity(0))
+        _pin()
+
+
+def _pin() -> None:
+    cores = sorted(_local.cores)
+    os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # services started one after the other spread out
 
 
 class Condition:
@@ -62,11 +80,15 @@ class Condition:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Let others have the lock meanwhile. Call with the lock held once."""
+        """Let others have the lock meanwhile, on other cores too. Call with the lock held once."""
         self.__exit__()
+        if _local.cores:
+            os.sched_setaffinity(0, _local.cores)
         try:
             yield
         finally:
+            if _local.cores:
+                _pin()
             self.__enter__()
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None, why: str = "a condition") -> bool:

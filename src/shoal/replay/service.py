@@ -40,6 +40,8 @@ class Replay:
     reproducible.
     """
 
+    in_turns = True  # callers are served one at a time, but for large copies: see `sync.keep_to_one_core`
+
     def __init__(
         self,
         tables: Sequence[Table],

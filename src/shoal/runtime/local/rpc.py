@@ -8,7 +8,7 @@ import threading
 import traceback
 from typing import Any
 
-from shoal import buffers
+from shoal import buffers, sync
 from shoal.program import Context, NodeDied, public, set_current
 from shoal.runtime.local.transport import Closed, Connection
 
@@ -144,6 +144,8 @@ def describe(error: BaseException) -> tuple[str, bytes | None]:
 def serve(target: Any, connection: Connection, context: Context) -> None:
     """Answer one caller's calls in order, until it hangs up."""
     set_current(context)
+    if getattr(target, "in_turns", False):
+        sync.keep_to_one_core()
     while True:
         try:
             (method, args, kwargs), _ = connection.receive()
