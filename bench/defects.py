@@ -21,6 +21,7 @@ from bench.learning import CURVES, HIDDEN, SHOAL
 from bench.peers import ROOT, last_line
 
 from shoal.replay import Pattern, n_step, sequence
+from shoal.replay.patterns import Viewed
 
 
 class EndsUnseen:
@@ -53,30 +54,17 @@ class UnmaskedView:
         return self.whole.gather(EndsUnseen(rows), layout)
 
 
-@dataclass(frozen=True)
-class Unmasked:
-    """A pattern whose returns are bootstrapped from the final observation of a terminated episode too."""
-
-    whole: Pattern
-
-    @property
-    def rows(self) -> int:
-        return self.whole.rows
-
-    @property
-    def view(self) -> UnmaskedView:
-        return UnmaskedView(self.whole.view)
-
-    def spans(self, block: Any) -> Any:
-        return self.whole.spans(block)
+def unmasked(pattern: Pattern) -> Pattern:
+    """The same items, with returns bootstrapped from the final observation of a terminated episode too."""
+    return Viewed(pattern, UnmaskedView(pattern.view))
 
 
-def transitions(cfg: Any) -> Unmasked:
-    return Unmasked(n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip))
+def transitions(cfg: Any) -> Pattern:
+    return unmasked(n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip))
 
 
-def sequences(cfg: Any) -> Unmasked:
-    return Unmasked(sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift"))
+def sequences(cfg: Any) -> Pattern:
+    return unmasked(sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift"))
 
 
 NO_PRIORITIES = "--priority-exponent 0 --importance-exponent 0"

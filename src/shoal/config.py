@@ -35,6 +35,15 @@ AT_LEAST: dict[str, float] = {
     "target_every": 1,
     "capacity": 1,
     "n": 1,
+    "learning_starts": 1,
+    "samples_per_insert": 0,
+    "priority_exponent": 0,
+    "importance_exponent": 0,
+    "ladder_exponent": 0,
+    "quantiles": 0,
+    "kappa": 0,
+    "stream": 0,
+    "inference_wait": 0,
     "burn_in": 0,
     "length": 1,
     "period": 1,
@@ -67,7 +76,9 @@ AT_LEAST: dict[str, float] = {
     "stop_updates": 1,
     "stop_seconds": 0,
 }
-BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay", "mix", "target_rate")
+BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay", "mix", "target_rate", "ladder_base")
+ABOVE_0 = ("reward_scale",)
+WIDTHS = ("hidden", "actor_hidden", "critic_hidden")  # of layers
 # Only where nothing else would refuse the value before processes are started; a Literal type needs no entry here.
 CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adam", "rmsprop"),
@@ -140,9 +151,27 @@ def validate(config: Any) -> None:
             raise UserError(f"{shown} is too small: give at least {AT_LEAST[name]}.")
         if name in BETWEEN_0_AND_1 and not 0 <= value <= 1:
             raise UserError(f"{shown} is out of range: give a number from 0 to 1.")
+        if name in ABOVE_0 and value <= 0:
+            raise UserError(f"{shown} is too small: give a number above 0.")
+        if name in WIDTHS and min(value, default=1) < 1:
+            raise UserError(
+                f"{option(name)} {' '.join(map(str, value))} has a layer without a unit: give widths of 1 up."
+            )
         choices = _choices(hints.get(name)) or CHOICES.get(name)
         if choices and value not in choices:
             raise UserError(_unknown(option(name), value, choices))
+    _check_sizes(config)
+
+
+def _check_sizes(config: Any) -> None:
+    """One sentence where two sizes do not fit together."""
+    capacity = getattr(config, "capacity", None)
+    for name in ("batch", "learning_starts"):
+        if capacity is not None and capacity < getattr(config, name, 0):
+            raise UserError(
+                f"--capacity {capacity} can never hold {option(name)} {getattr(config, name)} items and the run would "
+                "wait forever: give a larger capacity, or less of the other."
+            )
     queue, batch = getattr(config, "queue", None), getattr(config, "batch", None)
     if queue is not None and batch is not None and queue < batch:
         raise UserError(

@@ -143,7 +143,7 @@ class AllReduce(Local):
         self._peers = peers
 
     def _reduce(self, gradient: Tensor, loss: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
-        weight = gradient.new_ones(()) if count is None else count.to(gradient.dtype)
+        weight = gradient.new_ones(()) if count is None else count.to(gradient)  # dtype and device
         total = self._peers.sum(torch.cat([gradient * weight, torch.stack([loss * weight, weight])]))
         rows = total[-1].clamp(min=1.0)
         return total[:-2] / rows, total[-2] / rows

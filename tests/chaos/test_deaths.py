@@ -17,6 +17,9 @@ import pytest
 from victim import small_program
 
 from leftovers import temporary_files
+from shoal import envs
+from shoal.algorithms import apex_dqn
+from shoal.loops.wiring import Settings
 from shoal.program import Handle
 from shoal.runtime import Run, RunFailed, launch
 
@@ -149,3 +152,23 @@ def test_nobody_outlives_a_parent_that_was_told_to_end(
     os.kill(victim.pid, death)
     victim.wait(15.0)
     assert_gone(processes, files)
+
+
+def test_a_killed_replay_shard_costs_its_own_items_and_comes_back(runtime: str) -> None:
+    options: dict[str, Any] = {"actors": 2, "shards": 2, "envs_per_actor": 4, "rows": 4, "hidden": (8,), "batch": 8}
+    cfg = apex_dqn.Config(env="CartPole-v1", learning_starts=16, **options)
+    program = apex_dqn.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
+    with launch(program, runtime) as run:
+        metrics = learning(run)
+        old = run.pids()["replay/0"]
+        os.kill(old, signal.SIGKILL)
+        while run.pids().get("replay/0", old) == old:
+            run.wait(0.02)
+        before = metrics.snapshot()["counts"]["learner_steps"]
+        replay, deadline = run.client(Handle("replay")), time.monotonic() + 60.0
+        while (
+            replay.info()["transitions"]["dead_shards"] or metrics.snapshot()["counts"]["learner_steps"] < before + 20
+        ):
+            run.wait(0.1)
+            assert time.monotonic() < deadline, "the run does not go on with both shards"
+        assert {name: count for name, count in run.supervisor.restarts.items() if count} == {"replay/0": 1}

@@ -15,7 +15,8 @@ from shoal.services.group import Group, Member
 Batch = dict[str, npt.NDArray[Any]]
 Case = tuple[str, dict[str, Any]]  # algorithm, options
 T, B = 7, 9
-LEARNERS = {"impala": "Impala", "ppo": "Ppo", "appo": "Appo"}
+LEARNERS = {"impala": "Impala", "ppo": "Ppo", "appo": "Appo", "apex_dqn": "ApexDQN"}
+TRANSITIONS = ("apex_dqn",)  # who learns from those and not from rows
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,25 @@ def batch(step: int) -> Batch:
     }
 
 
+def transitions(step: int) -> Batch:
+    random = np.random.default_rng(step)
+    return {
+        "observation": random.standard_normal((B, 3)).astype(np.float32),
+        "next_observation": random.standard_normal((B, 3)).astype(np.float32),
+        "action": random.integers(0, 3, B),
+        "reward": random.standard_normal(B).astype(np.float32),
+        "discount": random.choice(np.array([0.0, 0.97], np.float32), B),
+        "importance": random.uniform(0.1, 1.0, B).astype(np.float32),
+    }
+
+
+def batch_for(algorithm: str, step: int) -> Batch:
+    return transitions(step) if algorithm in TRANSITIONS else batch(step)
+
+
 def share(whole: Batch, rank: int, size: int) -> Batch:
-    return {name: column[:, B * rank // size : B * (rank + 1) // size] for name, column in whole.items()}
+    part = slice(B * rank // size, B * (rank + 1) // size)
+    return {name: column[part] if column.shape[0] == B else column[:, part] for name, column in whole.items()}
 
 
 class Rank:
@@ -57,12 +75,13 @@ class Rank:
 
     def __init__(self, group: Group, rank: int, size: int, cases: list[Case], updates: int) -> None:
         self._member, self._updates = Member(group, rank, size), updates
+        self._cases = cases
         self._learners = [make_learner(algorithm, options, self._member) for algorithm, options in cases]
 
     def step(self) -> bool:
-        for learner in self._learners:
+        for learner, (algorithm, _) in zip(self._learners, self._cases):
             for step in range(self._updates):
-                learner.update(share(batch(step), self._member.rank, self._member.size))
+                learner.update(share(batch_for(algorithm, step), self._member.rank, self._member.size))
         return False
 
     def weights(self) -> list[Batch]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learner_nodes import B, Batch, Case, Rank, batch, make_learner
+from learner_nodes import B, Batch, Case, Rank, batch, batch_for, make_learner
 from starting import Start, start_on, wait_until
 
 from shoal import envs
-from shoal.algorithms import appo, impala, ppo
+from shoal.algorithms import apex_dqn, appo, impala, ppo
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
 from shoal.services.group import Group
@@ -29,13 +29,15 @@ CASES: list[Case] = [
     ("ppo", {"minibatches": 1, "epochs": 2, **NORMALIZING}),
     ("ppo", {"minibatches": 1, "epochs": 4, "target_kl": 0.3, "learning_rate": 1e-2}),
     ("appo", {"minibatches": 1, "epochs": 2, **NORMALIZING}),
+    ("apex_dqn", {"target_every": 3}),
+    ("apex_dqn", {"target_every": 3, "quantiles": 4}),
 ]
 
 
 def trained_alone(case: Case) -> Batch:
     learner = make_learner(*case)
     for step in range(UPDATES):
-        learner.update(batch(step))
+        learner.update(batch_for(case[0], step))
     weights: Batch = learner.weights()
     return weights
 
@@ -90,6 +92,17 @@ def finishes(start: Start, name: str, updates: int) -> None:
     version, _ = run.client(Handle("weights")).newer(NONE)
     assert number(version) == updates
     assert sum(run.supervisor.restarts.values()) == 0
+
+
+def test_a_group_shares_prioritised_batches() -> None:
+    options: dict[str, Any] = {"envs_per_actor": 4, "rows": 4, "hidden": (8,), "batch": 8, "learning_starts": 16}
+    cfg = apex_dqn.Config(learners=2, **options)
+    program = apex_dqn.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False, max_updates=6))
+    with start_on("inline", program) as run:
+        learners = [Handle("learner"), Handle("learner/1")]
+        wait_until(run, lambda: all(run.finished(one) for one in learners), 60.0)
+        version, _ = run.client(Handle("weights")).newer(NONE)
+        assert number(version) == 6
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

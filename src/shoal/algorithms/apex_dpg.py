@@ -22,14 +22,14 @@ from shoal import optim
 from shoal.config import remember_given
 from shoal.control import Training
 from shoal.envs import EnvSpec
+from shoal.errors import UserError
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter
+from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter, user_pattern
 from shoal.nets.building import Spaces, to_tensor
 from shoal.nets.control import ControlNetworks, make_control_networks
 from shoal.nets.control_acting import DeterministicPolicy, ValuingPolicy
 from shoal.nets.encoder import nest
-from shoal.nets.user import load_factory
 from shoal.program import Program
 from shoal.replay import Prioritized, Table, n_step
 from shoal.services.metrics import Metrics
@@ -172,6 +172,11 @@ class ApexDPG:
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a prioritised table, learners sample it and send back how surprising each transition was."""
+    if cfg.noise_smallest == 0 < cfg.noise:
+        raise UserError(
+            f"--noise-smallest 0 leaves all environments but the first without noise: give a number above 0, or "
+            f"--noise {cfg.noise:g} for no ladder."
+        )
     p = Program()
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)
@@ -197,10 +202,8 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         beta=cfg.importance_exponent,
         trim_every=100,
     )
-    if cfg.pattern is None:
-        pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    else:
-        pattern = load_factory(cfg.pattern, "pattern")(cfg)
+    steps = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    pattern = user_pattern(cfg, steps)
     policy = partial(make_policy, cfg, env)
     add_actors(p, cfg, env, policy, {"transitions": pattern}, cfg.rows, replay, weights, metrics)
     add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)

@@ -25,12 +25,11 @@ from shoal.functional.distributional import quantile_huber_loss
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import chosen, double_q_values, huber, td_errors
-from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter
+from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter, user_pattern
 from shoal.nets.building import Spaces, export_weights, import_weights, named_tensors, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.q import make_q_network
 from shoal.nets.q_acting import QPolicy
-from shoal.nets.user import load_factory
 from shoal.program import Program
 from shoal.replay import Prioritized, Table, n_step
 from shoal.services.metrics import Metrics
@@ -239,10 +238,8 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         beta=cfg.importance_exponent,
         trim_every=100,
     )
-    if cfg.pattern is None:
-        pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    else:
-        pattern = load_factory(cfg.pattern, "pattern")(cfg)
+    steps = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    pattern = user_pattern(cfg, steps)
     policy = partial(make_policy, cfg, env)
     add_actors(p, cfg, env, policy, {"transitions": pattern}, cfg.rows, replay, weights, metrics)
     add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)

@@ -23,15 +23,15 @@ from shoal import optim
 from shoal.config import remember_given
 from shoal.control import Training
 from shoal.envs import EnvSpec
+from shoal.errors import UserError
 from shoal.functional.distributional import categorical_loss, mass_outside, project, quantile_huber_loss
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter
+from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter, user_pattern
 from shoal.nets.building import Spaces, to_tensor
 from shoal.nets.control import ControlNetworks, SupportWatch, make_control_networks
 from shoal.nets.control_acting import DeterministicPolicy, ValuingPolicy
 from shoal.nets.encoder import nest
-from shoal.nets.user import load_factory
 from shoal.program import Program
 from shoal.replay import Prioritized, Table, Uniform, n_step
 from shoal.services.metrics import Metrics
@@ -202,6 +202,10 @@ class D4PG:
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a table, learners sample it and send back how surprising each transition was."""
+    if cfg.critic == "quantile" and (cfg.quantiles < 1 or cfg.kappa == 0):
+        raise UserError(
+            f"--critic quantile needs --quantiles and --kappa above 0, not {cfg.quantiles} and {cfg.kappa:g}."
+        )
     p = Program()
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)
@@ -228,10 +232,8 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         beta=cfg.importance_exponent if prioritized else None,
         trim_every=100,
     )
-    if cfg.pattern is None:
-        pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    else:
-        pattern = load_factory(cfg.pattern, "pattern")(cfg)
+    steps = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    pattern = user_pattern(cfg, steps)
     policy = partial(make_policy, cfg, env)
     add_actors(p, cfg, env, policy, {"transitions": pattern}, cfg.rows, replay, weights, metrics)
     add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)

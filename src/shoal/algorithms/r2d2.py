@@ -24,13 +24,12 @@ from shoal.errors import UserError
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.q import chosen, double_q_values, r2d2_targets, sequence_losses, sequence_priorities
 from shoal.functional.rescaling import inverse_rescale
-from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter
+from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter, user_pattern
 from shoal.nets.building import Spaces, export_weights, import_weights, named_tensors, states_of, to_tensor
 from shoal.nets.encoder import nest
 from shoal.nets.q import RecurrentQNetwork, make_recurrent_q_network, previous, unroll
 from shoal.nets.recurrent_q_acting import RecurrentQPolicy
 from shoal.nets.targets import Drift, Target
-from shoal.nets.user import load_factory
 from shoal.nets.user_q import UserRecurrentQ
 from shoal.program import Program
 from shoal.replay import Prioritized, Table, sequence
@@ -211,7 +210,7 @@ class R2D2:
         errors, trained, priorities = judged(self.cfg, taken, values, columns, whole)
         loss = (columns["importance"] * sequence_losses(errors, trained)).mean()
         with torch.no_grad():
-            seen = inverse_rescale(q[columns["mask"]])
+            seen = inverse_rescale(q[columns["mask"]] if "mask" in columns else q)
             metrics = {"loss": loss.detach(), "td_error": errors[trained].abs().mean()}
             metrics |= {"q_mean": seen.mean(), "q_min": seen.min(), "q_max": seen.max()}
         return loss, priorities, metrics
@@ -221,6 +220,8 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a prioritised table, learners sample it and send back how surprising each sequence was."""
     if cfg.period > cfg.length:
         raise UserError(f"--period {cfg.period} leaves gaps between sequences: give at most --length {cfg.length}.")
+    if not (cfg.lstm or cfg.core or cfg.network):
+        raise UserError("--lstm 0 leaves r2d2 without a memory: give the LSTM's width, a --core or a --network.")
     p = Program()
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)
@@ -247,10 +248,7 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         beta=cfg.importance_exponent,
         trim_every=100,
     )
-    if cfg.pattern is None:
-        pattern = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
-    else:
-        pattern = load_factory(cfg.pattern, "pattern")(cfg)
+    pattern = user_pattern(cfg, sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift"))
     add_actors(p, cfg, env, partial(make_policy, cfg, env), {"sequences": pattern}, cfg.rows, replay, weights, metrics)
     add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)
     return p

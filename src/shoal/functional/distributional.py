@@ -53,7 +53,9 @@ def _quantile_sums(predicted: Tensor, targets: Tensor, kappa: float) -> tuple[Te
 @torch.no_grad()
 def quantile_priorities(predicted: Tensor, targets: Tensor) -> Tensor:
     """Mean absolute error over all pairs of predicted [B, N] and target [B, M] quantiles, [B]."""
-    return (targets.unsqueeze(-2) - predicted.unsqueeze(-1)).abs().mean((-1, -2))
+    items = max(1, _PAIRS // (predicted.shape[-1] * targets.shape[-1]))
+    pieces = zip(torch.split(predicted, items), torch.split(targets, items))
+    return torch.cat([(ahead.unsqueeze(-2) - now.unsqueeze(-1)).abs_().mean((-1, -2)) for now, ahead in pieces])
 
 
 def categorical_mean(logits: Tensor, support: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ def noise_ladder(index: Array, total: int, largest: float, smallest: float) -> A
     The paper gives no ladder for deterministic policies; this one has the form of `epsilon_ladder`. A single
     environment has the largest.
     """
+    if largest == 0.0:
+        return np.zeros(len(index), np.float32)
     return (largest * (smallest / largest) ** _place(index, total)).astype(np.float32)
 
 

@@ -11,7 +11,7 @@ from shoal.loops.recorder import Columns, Placed, Policy, Recorder, Sender
 from shoal.program import Future, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import NONE, WeightStore
+from shoal.services.weights import NONE, WeightStore, updates_between
 
 
 class Driven:
@@ -106,6 +106,7 @@ class ActorLoop:
             found = self._fetching.result()
             self._fetching = None
             if found is not None:
+                self._driven.report.values["acting_staleness"] = updates_between(self._recorder.version, found[0])
                 self._recorder.load(*found)
         self._driven.report.lap("weights")
 

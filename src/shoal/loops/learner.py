@@ -75,6 +75,7 @@ class LearnerLoop:
         self._refused = 0
         self._report = Reporter(metrics)
         self._watching: Future | None = None
+        self._largest: Callable[[float], float] = float
         if group is None:
             self._learner, self._generation, self._timeout = make_learner(current().seed), current().restarts, None
             self._publish()
@@ -82,6 +83,7 @@ class LearnerLoop:
             member = Member(group, rank, learners)
             learner = make_learner(current().seed, member)
             self._learner, self._generation, self._timeout = learner, member.generation, PATIENCE
+            self._largest = member.largest
             self._start_equal(cast(GroupLearner, learner))
         self._asked: collections.deque[Future] = collections.deque()
         for _ in range(prefetch + 1):
@@ -97,7 +99,7 @@ class LearnerLoop:
         report.lap("waiting for data")
         batch = sample.data
         if self._beta is not None:
-            batch = {**batch, "importance": sample.importance_weights(self._beta)}
+            batch = {**batch, "importance": sample.importance_weights(self._beta, self._largest)}
         measured = self._learner.update(batch)
         self._updates += 1
         if self._leads:

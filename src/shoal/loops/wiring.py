@@ -10,12 +10,15 @@ from typing import Any, Protocol, cast
 from shoal import envs
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
+from shoal.factories import load_factory
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.learner import GroupLearner, LearnerLoop
 from shoal.loops.recorder import Policy
 from shoal.program import Program
 from shoal.replay import MinSize, Pattern, Replay, SamplesPerInsert, ShardedReplay, Table
+from shoal.replay.patterns import Viewed
+from shoal.replay.views import Transition
 from shoal.services.group import Group
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
@@ -97,6 +100,7 @@ def add_replay(program: Program, tables: Sequence[Table], shards: int, actors: i
         raise UserError(f"--shards {shards} cannot be filled by --actors {actors}: each actor writes to one shard.")
     own = [_share(table, shards) for table in tables]
     parts = [program.add(f"replay/{index}", Replay, own, seed=index) for index in range(shards)]
+    program.place("replay/*", restart=True)  # a lost one costs its own items
     return Shards(cast(Replay, program.add("replay", Front, parts)), parts)
 
 
@@ -107,6 +111,28 @@ def _share(table: Table, shards: int) -> Table:
     elif isinstance(waits, SamplesPerInsert):
         waits = replace(waits, min_size=-(-waits.min_size // shards))
     return replace(table, capacity=-(-table.capacity // shards), limiter=waits)
+
+
+def user_pattern(cfg: Any, usual: Pattern) -> Pattern:
+    """The pattern that --pattern names, or the `usual` one, whose items the learner can read."""
+    if cfg.pattern is None:
+        return usual
+    pattern: Pattern = load_factory(cfg.pattern, "pattern")(cfg)
+    if pattern.view.timed != usual.view.timed:
+        kinds = {True: "sequences", False: "transitions"}
+        raise UserError(
+            f"--pattern {cfg.pattern} makes {kinds[pattern.view.timed]}, and the learner reads "
+            f"{kinds[usual.view.timed]}: give a pattern of those."
+        )
+    if usual.view.timed and pattern.rows < cfg.burn_in + 2:
+        raise UserError(
+            f"--pattern {cfg.pattern} makes items of {pattern.rows} rows, of which --burn-in {cfg.burn_in} leaves "
+            "nothing to train: make longer ones or burn in less."
+        )
+    if isinstance(pattern.view, Transition) and isinstance(usual.view, Transition):
+        following = tuple(dict.fromkeys((*pattern.view.following, *usual.view.following)))
+        return Viewed(pattern, replace(pattern.view, following=following))
+    return pattern
 
 
 def add_actors(

@@ -12,9 +12,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from shoal.factories import load_factory
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.normalize import ObservationNormalizer
-from shoal.nets.user import UserNetwork, load_factory
+from shoal.nets.user import UserNetwork
 
 Array = npt.NDArray[Any]
 

@@ -19,11 +19,12 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.errors import UserError
+from shoal.factories import load_factory
 from shoal.functional.distributional import categorical_mean
 from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
-from shoal.nets.user import load_factory, zeros
+from shoal.nets.user import zeros
 
 Kind = Literal["scalar", "categorical", "quantile"]
 HEAD_GAIN = 0.01  # actions begin in the middle of their bounds, values near 0
@@ -89,7 +90,7 @@ class Critic(nn.Module):
     def set_support(self, low: float, high: float) -> None:
         """Evenly spaced returns from `low` to `high`, in place."""
         if not low < high:
-            raise UserError(f"The lower end of the support, {low:g}, must lie below the upper, {high:g}.")
+            raise UserError(f"--support-low {low:g} must lie below --support-high {high:g}: give them in this order.")
         self.support.copy_(torch.linspace(low, high, len(self.support)))
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from shoal import tree
 from shoal.errors import UserError
+from shoal.factories import load_factory
 from shoal.nets.actor_critic import LSTM, State
 from shoal.nets.dense import Dense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
-from shoal.nets.user import load_factory
 from shoal.nets.user_q import UserCore, UserRecurrentQ, check_q, history
 
 HEAD_GAIN = 0.1  # values begin near 0, so that the first targets are little more than the rewards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -133,8 +133,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def importance_weights(self, beta: float) -> Array:
-        """(N·P)^(-beta) divided by the largest of this batch (Schaul 2016), float32 [batch]."""
+    def importance_weights(self, beta: float, largest: Callable[[float], float] = float) -> Array:
+        """(N·P)^(-beta) divided by the largest of this batch (Schaul 2016), float32 [batch].
+
+        Where this is only a part of a batch, `largest` makes the whole one's maximum of this part's.
+        """
         weights: Array = (self.table_size * self.probabilities) ** -beta
-        scaled: Array = (weights / weights.max()).astype(np.float32)
+        scaled: Array = (weights / largest(weights.max())).astype(np.float32)
         return scaled

@@ -72,6 +72,25 @@ class Pattern(Protocol):
 
 
 @dataclass(frozen=True)
+class Viewed:
+    """The items of a pattern, read in another way."""
+
+    pattern: Pattern
+    view: View
+
+    @property
+    def rows(self) -> int:
+        return self.pattern.rows
+
+    @property
+    def looks_back(self) -> bool:
+        return bool(getattr(self.pattern, "looks_back", False))
+
+    def spans(self, block: Appended) -> Spans:
+        return self.pattern.spans(block)
+
+
+@dataclass(frozen=True)
 class _Rollout:
     length: int
     view: Whole

@@ -105,7 +105,7 @@ class ShardedReplay:
         parts = self._draw(table, wanted, minimum_of, layout, deadline)
         if sum(map(len, parts.values())) < least:  # a shard died: what it was to give comes from the others
             return self.sample(table, batch, timeout=_left(deadline), layout=layout, minimum=minimum)
-        living = {index: weight for index, weight in weights.items() if index not in self._dead}
+        living = {index: weight for index, weight in weights.items() if index in parts or index not in self._dead}
         total = sum(living.values())
         whole = [
             replace(
@@ -252,7 +252,7 @@ class ShardedReplay:
             return True
         if sync.monotonic() < until:
             return False
-        del self._dead[index]
+        self._dead.pop(index, None)  # another thread may have been here
         return True
 
     def _bury(self, index: int) -> None:

@@ -146,6 +146,12 @@ class Member:
             raise PeerLost(f"learner {self.rank} lost the others: {str(error).splitlines()[0]}") from error
         return total
 
+    def largest(self, value: float) -> float:
+        """The largest of all learners' values."""
+        values = torch.zeros(self.size, dtype=torch.float64)
+        values[self.rank] = value
+        return float(self.sum(values).max())
+
     def _connect(self, one_machine: bool) -> None:
         if one_machine:  # nothing of this is for other machines to see
             names = [name for _, name in socket.if_nameindex()]

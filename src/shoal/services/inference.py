@@ -20,7 +20,7 @@ from shoal.loops.recorder import Columns, Placed, Policy, Recorder, Sender
 from shoal.program import Future, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import NONE, WeightStore
+from shoal.services.weights import NONE, WeightStore, updates_between
 from shoal.sync import Condition, monotonic
 
 Array = npt.NDArray[Any]
@@ -199,6 +199,7 @@ class InferenceServer:
             found = self._fetching.result()
             self._fetching = None
             if found is not None:
+                self._report.values["acting_staleness"] = updates_between(self._version, found[0])
                 self._version, arrays = found
                 self._policy.load(arrays)
 

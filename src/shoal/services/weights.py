@@ -36,6 +36,11 @@ def number(version: int) -> int:
     return version & 0xFFFFFFFF
 
 
+def updates_between(acting: int, newest: int) -> int:
+    """By how many updates weights that were acted with lie behind the newest ones; 0 where there were none."""
+    return 0 if acting == NONE else max(0, number(newest) - number(acting))
+
+
 class SharedWeights:
     """The store's client on one machine: three buffers in shared memory and a counter; no call is made to read.
 

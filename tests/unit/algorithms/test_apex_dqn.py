@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from finite_differences import check_gradient
 from gymnasium import spaces
 from torch import Tensor, nn
 from transitions import Spec, batch_of, stored, tensors
@@ -222,3 +223,28 @@ def test_the_program_runs_with(options: dict[str, Any]) -> None:
 def test_more_shards_than_actors_are_refused() -> None:
     with pytest.raises(UserError, match="--shards 2"):
         program(Config(shards=2), envs.describe("CartPole-v1"), Settings())
+
+
+@pytest.mark.parametrize("options", [{}, {"kappa": 1.0}, {"quantiles": 5}], ids=["mean", "huber", "quantiles"])
+def test_the_gradient_of_the_loss_is_that_of_finite_differences(options: dict[str, Any]) -> None:
+    cfg = Config(**(SMALL | options), network=f"{__name__}:smooth_{cfg_kind(options)}")
+    batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
+    learner = ApexDQN(cfg, VECTOR, seed=1)
+    for network in (learner._network, learner._target):
+        network.double()
+    columns = {name: x.double() if x.is_floating_point() else x for name, x in tensors(batch).items()}
+    columns["importance"] = torch.linspace(0.1, 1.0, BATCH, dtype=torch.float64)
+    check_gradient(lambda: learner.loss(columns)[0], learner._network)
+
+
+def cfg_kind(options: dict[str, Any]) -> str:
+    return "quantiles" if "quantiles" in options else "mean"
+
+
+def smooth_mean(observations: Any, actions: Any) -> nn.Module:
+    """Without kinks, and in the precision of its parameters."""
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def smooth_quantiles(observations: Any, actions: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 15), nn.Unflatten(-1, (3, 5)))

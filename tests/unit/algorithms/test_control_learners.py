@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from finite_differences import check_gradient
 from gymnasium import spaces
 from torch import Tensor, nn
 from transitions import Columns, Spec, batch_of, stored, tensors
@@ -164,25 +165,6 @@ def test_the_gradient_of_the_actors_loss_is_that_of_finite_differences_and_reach
     assert all(gradient is None for gradient in unused)
 
 
-def check_gradient(loss: Any, network: nn.Module) -> None:
-    """Along a random direction of each parameter tensor."""
-    parameters = list(network.parameters())
-    gradients = torch.autograd.grad(loss(), parameters)
-    random = torch.Generator().manual_seed(0)
-    step = 1e-6
-    for parameter, gradient in zip(parameters, gradients):
-        direction = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
-        sides = []
-        for sign in (1.0, -1.0):
-            with torch.no_grad():
-                parameter += sign * step * direction
-            sides.append(float(loss().detach()))
-            with torch.no_grad():
-                parameter -= sign * step * direction
-        slope = (sides[0] - sides[1]) / (2.0 * step)
-        assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-7)
-
-
 @every_kind
 def test_saturation_costs_the_square_of_what_tanh_makes_actions_of(kind: str) -> None:
     with_cost, columns = in_double_precision(kind, saturation_cost=0.5)
@@ -335,7 +317,7 @@ def test_the_warning_reaches_the_user_and_the_run_directory(tmp_path: Path, capf
 
 
 def test_a_support_whose_ends_are_swapped_is_refused() -> None:
-    with pytest.raises(UserError, match="lower end"):
+    with pytest.raises(UserError, match="--support-low 5 must lie below --support-high -5"):
         policy_of(config("categorical", support_low=5.0, support_high=-5.0))
 
 

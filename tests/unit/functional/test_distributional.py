@@ -55,6 +55,7 @@ def test_the_quantile_loss_of_pieces_is_that_of_the_whole(monkeypatch: pytest.Mo
     monkeypatch.setattr(distributional, "_PAIRS", 2 * N * M)
     pieces = quantile_huber_loss(predicted, targets)
     torch.testing.assert_close(pieces, whole)
+    torch.testing.assert_close(quantile_priorities(predicted.detach(), targets), whole.priorities)
     torch.testing.assert_close(torch.autograd.grad(pieces.losses.sum(), predicted)[0], gradient)
 
 

@@ -46,3 +46,7 @@ def test_gaussian_noise_has_each_environments_scale_and_stays_within_bounds() ->
     far = gaussian_noise(np.full((3, 2), 0.9, np.float32), np.full(3, 5.0, np.float32), np.random.default_rng(0))
     assert far.dtype == np.float32
     assert np.abs(far).max() == 1.0
+
+
+def test_no_noise_at_all_is_a_ladder_too() -> None:
+    assert noise_ladder(np.arange(3), 3, 0.0, 0.0).tolist() == [0.0, 0.0, 0.0]

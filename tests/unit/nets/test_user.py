@@ -13,9 +13,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.errors import UserError
+from shoal.factories import load_factory
 from shoal.nets.acting import ActorPolicy
 from shoal.nets.building import export_weights, make_network, named_tensors
-from shoal.nets.user import UserNetwork, load_factory
+from shoal.nets.user import UserNetwork
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 BOX = spaces.Box(-2.0, 2.0, (3,))

@@ -174,3 +174,13 @@ def test_impossible_patterns_are_refused_in_one_sentence() -> None:
     ):
         with pytest.raises(ValueError, match=r"^[^\n]+$"):
             make()
+
+
+def test_rewards_are_clipped_before_they_are_summed() -> None:
+    replay = Replay([Table("steps", 10)])
+    writer = Writer(replay, {"steps": n_step(3, 0.5, reward_clip=1.0)})
+    rewards = np.array([5.0, -0.5, -3.0, 0.0], np.float32)
+    flags = np.ones((4, 1), bool)
+    columns = {"observation": np.zeros((4, 1, 1), np.float32), "reward": rewards[:, None], "terminated": ~flags}
+    writer.append({**columns, "valid": flags})
+    assert replay.sample("steps", 1).data["reward"].tolist() == [1.0 - 0.25 - 0.25]

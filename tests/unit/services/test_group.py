@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from shoal.optim import AllReduce
 from shoal.program import NodeDied
-from shoal.services.group import Group, PeerLost
+from shoal.services.group import Group, Member, PeerLost
 
 Call = Callable[..., Future[Any]]
 
@@ -144,3 +146,30 @@ def test_closing_wakes_everybody(call: Call) -> None:
     threading.Timer(0.0, group.close).start()
     with pytest.raises(NodeDied):
         waiting.result(5.0)
+
+
+def test_the_largest_of_all_learners_values(call: Call) -> None:
+    group = Group(3)
+    meet(call, group, [0, 0, 0])
+
+    def largest(rank: int, value: float) -> float:
+        member = Member.__new__(Member)  # without processes of its own: sums go through the service
+        member.rank, member.size, member.generation = rank, 3, 0
+        member._group, member._inline = group, True
+        return member.largest(value)
+
+    answers = [call(largest, rank, value) for rank, value in enumerate((0.5, 7.25, 1e-9))]
+    assert [answer.result(5.0) for answer in answers] == [7.25] * 3
+
+
+def test_gradients_on_one_device_are_weighted_by_counts_from_another() -> None:
+    class Two:
+        rank, size = 0, 2
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values
+
+    optimizer = AllReduce([torch.nn.Parameter(torch.zeros(3))], Two(), rate=0.1)
+    gradient, loss = torch.zeros(3, device="meta"), torch.zeros((), device="meta")
+    reduced, _ = optimizer._reduce(gradient, loss, torch.tensor(5))
+    assert reduced.device.type == "meta"
