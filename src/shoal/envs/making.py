@@ -39,6 +39,12 @@ class EnvSpec:
     max_episode_steps: int | None
     reward_threshold: float | None
 
+    @property
+    def observation_bytes(self) -> int:
+        """Of one observation, as it is stored."""
+        leaves = check.leaf_spaces(self.observation_space).values()
+        return sum(int(np.prod(check.shape_of(s), dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in leaves)
+
 
 def make(spec: str, count: int, *, seed: int, options: Options | None = None, vectorizer: Vectorizer = "auto") -> Envs:
     """`count` environments named by a Gymnasium id or by the user's `module:factory`.

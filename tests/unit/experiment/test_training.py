@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shoal.experiment.training import EVALUATOR, WEIGHTS, Interrupts, last_weights, take_snapshot, user_error
+from shoal.algorithms import apex_dqn
+from shoal.errors import UserError
+from shoal.experiment.training import EVALUATOR, WEIGHTS, Interrupts, last_weights, take_snapshot, train, user_error
 from shoal.program import NodeDied
 from shoal.runtime import RunFailed
 
@@ -92,3 +95,9 @@ def test_the_first_signal_asks_and_the_second_ends_at_once(number: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
+
+
+def test_a_replay_that_cannot_fit_into_memory_is_refused_with_a_capacity_that_fits(tmp_path: Path) -> None:
+    cfg = apex_dqn.Config(env="CartPole-v1", capacity=10**15)
+    with pytest.raises(UserError, match=r"--capacity 10+ needs 16,000,000 GB .* give --capacity \d+ or less"):
+        train(cfg, quiet=True, stop_updates=1, run_dir=str(tmp_path / "run"))
