@@ -66,7 +66,8 @@ def draw(paths: Sequence[Path], output: Path) -> list[str]:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("evaluated return")
-    figure.axes[0].legend(frameon=False)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", frameon=False)  # above, where it hides no curve
     figure.savefig(output, dpi=120)
     return list(groups)
 
