@@ -3,7 +3,7 @@
     python -m bench.defects                        what there is
     python -m bench.defects apex_dqn r2d2 ...      run these; the figures go to docs/curves/defects.json
 
-Three seeds each, with the task's own settings but for the defect; a seed that has not arrived when its time is over
+Two seeds each, with the task's own settings but for the defect; a seed that has not arrived when its time is over
 counts with the return that it had then.
 """
 
@@ -138,7 +138,7 @@ def run(name: str, seeds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="name", help="of a comparison, or the beginning of several")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     chosen = [name for name in COMPARISONS if any(name.startswith(begin) for begin in options.names)]
     if not chosen:
