@@ -10,10 +10,11 @@ from shoal.program import Future, current, futures
 from shoal.sync import Condition, monotonic
 
 PERIOD = 0.5  # seconds between two reports of a node
+KEPT = 1000  # evaluations, at least
 
 
 class Metrics:
-    """Counts are summed over nodes, values are the latest; evaluations and notes are kept in full."""
+    """Counts are summed over nodes, values are the latest; notes are kept, and the newest evaluations."""
 
     def __init__(self) -> None:
         self._lock = Condition()
@@ -21,6 +22,7 @@ class Metrics:
         self._values: dict[str, float] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
         self._evaluations: list[dict[str, Any]] = []
+        self._forgotten = 0  # evaluations before these
         self._notes: list[str] = []
         self._first_step: float | None = None
         self._first_update: float | None = None
@@ -44,6 +46,9 @@ class Metrics:
             since = now if self._first_step is None else self._first_step
             steps = int(self._counts["env_steps"])
             self._evaluations.append({**record, "seconds": now - since, "env_steps": steps})
+            if len(self._evaluations) > 2 * KEPT:  # who asks has long read the older ones
+                self._forgotten += KEPT
+                del self._evaluations[:KEPT]
 
     def note(self, text: str) -> None:
         """A sentence that the user should read; the same one is kept once."""
@@ -52,14 +57,14 @@ class Metrics:
                 self._notes.append(text)
 
     def snapshot(self, evaluations_from: int = 0) -> dict[str, Any]:
-        """Everything so far; of the evaluations only those from an index on."""
+        """Everything so far; of the evaluations only those from an index on, and of very many the newest."""
         with self._lock:
             now = time.monotonic()
             return {
                 "counts": dict(self._counts),
                 "values": dict(self._values),
                 "nodes": {name: dict(node) for name, node in self._nodes.items()},
-                "evaluations": self._evaluations[evaluations_from:],
+                "evaluations": self._evaluations[max(0, evaluations_from - self._forgotten) :],
                 "notes": list(self._notes),
                 "train_seconds": 0.0 if self._first_step is None else now - self._first_step,
                 "first_update": self._first_update,
