@@ -124,6 +124,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def build_networks(cfg: Config, env_spec: Spaces, seed: int) -> ControlNetworks:
+    if cfg.critic == "quantile" and (cfg.quantiles < 1 or cfg.kappa == 0):
+        raise UserError(
+            f"--critic quantile needs --quantiles and --kappa above 0, not {cfg.quantiles} and {cfg.kappa:g}."
+        )
     actor, critic = make_control_networks(
         env_spec.observation_space,
         env_spec.action_space,
@@ -202,10 +206,6 @@ class D4PG:
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a table, learners sample it and send back how surprising each transition was."""
-    if cfg.critic == "quantile" and (cfg.quantiles < 1 or cfg.kappa == 0):
-        raise UserError(
-            f"--critic quantile needs --quantiles and --kappa above 0, not {cfg.quantiles} and {cfg.kappa:g}."
-        )
     p = Program()
     metrics = p.add("metrics", Metrics)
     weights = p.add("weights", WeightStore)

@@ -107,7 +107,7 @@ def test_the_support_travels_with_the_weights() -> None:
 
 def test_a_support_whose_ends_are_swapped_is_refused() -> None:
     _, critic = make_control_networks(VECTOR, ACTIONS, seed=0, critic="categorical")
-    with pytest.raises(UserError, match="lower end"):
+    with pytest.raises(UserError, match="--support-low 1 must lie below --support-high -1"):
         critic.set_support(1.0, -1.0)
 
 
