@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "torch numpy gymnasium",
     ),
     "experiment": (
-        "algorithms config envs errors loops program replay runtime services",
+        "algorithms config envs errors factories loops program replay runtime services",
         "numpy torch rich tyro matplotlib",
     ),
     "cli": ("config errors envs experiment replay runtime", ""),

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import shoal.algorithms
 from shoal.config import did_you_mean
 from shoal.errors import UserError
+from shoal.factories import load_module
 
 
 class Algorithm(Protocol):
@@ -67,15 +68,8 @@ def load(name: str) -> Algorithm:
         folder, module_name = str(path.parent), path.stem
     else:
         folder, module_name = os.getcwd(), name
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists and lacks something itself
-        raise UserError(f"There is no module {error.name} for the algorithm {name}: give its file instead.") from None
-    return _checked(module, name)
+    missing = f"There is no module {{}} for the algorithm {name}: give its file instead."
+    return _checked(load_module(module_name, folder, missing), name)
 
 
 def _checked(module: ModuleType, name: str) -> Algorithm:
