@@ -24,6 +24,7 @@ class Scheduler(Protocol):
 class _Local(threading.local):
     scheduler: Scheduler | None = None  # a class attribute is found faster than a missing one
     cores: frozenset[int] = frozenset()  # that this thread could run on before it was kept to one
+    when_released: Callable[[], None] | None = None
 
 
 _local = _Local()
@@ -48,16 +49,17 @@ def keep_to_one_core() -> None:
     """Have this thread run on the same core as all others of its process that were told to.
 
     Threads that do their work in turns under one lock find each other's caches warm there; on two cores the turns of
-    a replay service take half as long again. `Condition.released` lifts it meanwhile.
+    a replay service take half as long again. `Condition.released` lifts it.
     """
     if hasattr(os, "sched_setaffinity"):
         _local.cores = frozenset(os.sched_getaffinity(0))
-        _pin()
+        cores = sorted(_local.cores)
+        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # services started one after the other spread out
 
 
-def _pin() -> None:
-    cores = sorted(_local.cores)
-    os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # services started one after the other spread out
+def set_when_released(call: Callable[[], None]) -> None:
+    """What this thread does when it has let go of a lock for something that concerns nobody else."""
+    _local.when_released = call
 
 
 class Condition:
@@ -79,16 +81,20 @@ class Condition:
             self._condition.release()
 
     @contextmanager
-    def released(self) -> Iterator[None]:
-        """Let others have the lock meanwhile, on other cores too. Call with the lock held once."""
+    def released(self, *, alone: bool = False) -> Iterator[None]:
+        """Let others have the lock meanwhile, and work on other cores from now on. Call with the lock held once.
+
+        `alone`: nothing that happens here concerns anybody else, so that the caller's next call may begin too.
+        """
         self.__exit__()
         if _local.cores:
             os.sched_setaffinity(0, _local.cores)
+            _local.cores = frozenset()
+        if alone and _local.when_released is not None:
+            _local.when_released()
         try:
             yield
         finally:
-            if _local.cores:
-                _pin()
             self.__enter__()
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None, why: str = "a condition") -> bool:

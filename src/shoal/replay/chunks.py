@@ -246,12 +246,11 @@ class Store:
         for row, count in zip(rows[begins].tolist(), counts.tolist()):
             os.posix_fadvise(descriptor, row * size, count * size, os.POSIX_FADV_WILLNEED)
 
-    def jumps(self, start: Array, length: Array) -> list[Array]:
+    def jumps(self, start: Array) -> list[Array]:
         """What to add to addresses behind the end of an item's first chunk, of its second, … to land in the next."""
         chunk = start >> self.shift
-        most = int(np.maximum.reduce((start & self.mask) + length - 1)) >> self.shift
         jumps = []
-        for _ in range(most):
+        for _ in range(self.reach):
             behind = self.following.take(chunk)
             jumps.append((behind - chunk - 1) << self.shift)
             chunk = behind
@@ -259,19 +258,11 @@ class Store:
 
 
 @dataclass(slots=True)
-class Layer:
-    """One chunk per environment, for the same rows of all of them."""
-
-    chunks: Array  # int64 [environments]
-    target: Array | slice  # the chunks once more, as a slice where they are neighbours
-    begins: Array  # int64 [environments]: address of a row = its number + this
-
-
-@dataclass(slots=True)
 class Piece:
-    """Rows `rows` of a block go to places `places` of one chunk per environment."""
+    """Rows `rows` of a block go to places `places` of one chunk per environment, or to several whole layers of them."""
 
-    target: Array | slice
+    target: Array | slice  # chunks: [environments] or [layers, environments], or a slice where they are neighbours
+    layers: int
     places: slice
     rows: slice
 
@@ -286,66 +277,74 @@ class Streams:
         self.rows = first_row  # number of the next row
         self.written = first_row  # rows before this one are in their places
         self._base = first_row  # row number of the first place of the first layer held
-        self._layers: list[Layer] = []  # in order of time
+        self.layers = np.empty((0, environments), np.int64)  # chunks, one per environment for the same rows
 
     def reserve(self, count: int) -> list[Piece]:
         """Places for `count` more rows of every environment."""
-        length, end = self.store.length, self.rows + count
-        missing = -(-(end - self._base) // length) - len(self._layers)
+        length, begin = self.store.length, self.rows - self._base
+        end = begin + count
+        missing = -(-end // length) - len(self.layers)
         if missing > 0:
             self._extend(missing)
         pieces = []
-        for row in range(self.rows - (self.rows - self._base) % length, end, length):
-            places = slice(max(self.rows - row, 0), min(end - row, length))
-            rows = slice(row + places.start - self.rows, row + places.stop - self.rows)
-            pieces.append(Piece(self._layers[(row - self._base) // length].target, places, rows))
-        self.rows = end
+        at = begin
+        while at < end:
+            layer, place = at >> self.store.shift, at & self.store.mask
+            whole = 0 if place else (end - at) // length  # layers
+            rows = whole * length or min(length - place, end - at)
+            chunks = self.layers[layer : layer + whole] if whole > 1 else self.layers[layer]
+            target = as_slice(chunks.ravel())
+            pieces.append(
+                Piece(
+                    target if isinstance(target, slice) else chunks,
+                    max(1, whole),
+                    slice(place, place + rows),
+                    slice(at - begin, at - begin + rows),
+                )
+            )
+            at += rows
+        self.rows += count
         return pieces
 
     def _extend(self, count: int) -> None:
         """Hold `count` more layers."""
-        store, environments = self.store, self.environments
-        allocated = store.allocate(count * environments)
-        for index in range(count):
-            chunks = allocated[index * environments : (index + 1) * environments]
-            begins = chunks << store.shift
-            begins -= self._base + len(self._layers) * store.length
-            if self._layers:
-                store.link(self._layers[-1].chunks, chunks)
-            self._layers.append(Layer(chunks, as_slice(chunks), begins))
+        allocated = self.store.allocate(count * self.environments).reshape(count, self.environments)
+        joined = np.concatenate([self.layers[-1:], allocated])
+        self.store.link(joined[:-1].ravel(), joined[1:].ravel())
+        self.layers = np.concatenate([self.layers, allocated])
 
     def addresses(self, environment: Array, row: Array) -> Array:
         """Where these rows of these environments are stored."""
-        if len(self._layers) == 1:
-            addresses: Array = self._layers[0].begins.take(environment)
-        else:
-            begins = np.concatenate([layer.begins for layer in self._layers])
-            layer = (row - self._base) >> self.store.shift
-            layer *= self.environments
-            layer += environment
-            addresses = begins.take(layer)
+        length = self.store.length
+        first_rows = np.arange(self._base, self._base + length * len(self.layers), length)
+        begins = (self.layers << self.store.shift) - first_rows[:, None]  # address of a row = its number + this
+        layer = (row - self._base) >> self.store.shift
+        layer *= self.environments
+        layer += environment
+        addresses: Array = begins.take(layer)
         addresses += row
         return addresses
 
     def forget(self, window: int) -> None:
         """Let go of chunks whose rows no later item can refer to."""
         old = max(0, self.rows - window - self._base) >> self.store.shift
-        for _ in range(min(old, len(self._layers) - 1)):
-            self.store.drop(self._layers.pop(0).chunks)
-            self._base += self.store.length
+        old = min(old, len(self.layers) - 1)
+        if old > 0:
+            self._let_go(old)
         self.first_row = max(self.first_row, self._base)
 
     def close(self) -> None:
-        while self._layers:
-            self.store.drop(self._layers.pop(0).chunks)
+        self._let_go(len(self.layers))
 
-    def chunks(self, first: int = 0) -> Array:
-        """Chunks of all layers, or of those from `first` on."""
-        return np.concatenate([np.empty(0, np.int64), *(layer.chunks for layer in self._layers[first:])])
+    def _let_go(self, count: int) -> None:
+        """Of the oldest layers."""
+        gone, self.layers = self.layers[:count], self.layers[count:]
+        self._base += count * self.store.length
+        self.store.drop(gone.ravel())
 
     def growing(self) -> Array:
         """Chunks to which rows are still to be written."""
-        return self.chunks((self.written - self._base) >> self.store.shift)
+        return self.layers[(self.written - self._base) >> self.store.shift :].ravel()
 
 
 def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> None:
@@ -356,4 +355,11 @@ def write(store: Store, pieces: list[Piece], columns: Mapping[str, Array]) -> No
             if name in store.units and rows.flags.c_contiguous:
                 stored, unit = store.units[name]
                 rows = rows.view(unit)[..., 0]
-            stored[piece.target, piece.places] = rows.swapaxes(0, 1)
+            if piece.layers == 1:
+                stored[piece.target, piece.places] = rows.swapaxes(0, 1)
+                continue
+            rows = rows.reshape(piece.layers, store.length, *rows.shape[1:]).swapaxes(1, 2)
+            if isinstance(piece.target, slice):
+                stored[piece.target].reshape(rows.shape)[:] = rows
+            else:
+                stored[piece.target] = rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -133,6 +134,13 @@ class Sample:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed, places = _pack(
+            self.keys, self.probabilities, self.priorities, self.times_sampled, *self.arrays.values()
+        )
+        rest = (self.table_size, self.mass, self.layout, self.timed, self.windows)
+        return _unpack_sample, (packed, places, tuple(self.arrays), *rest)
+
     def importance_weights(self, beta: float, largest: Callable[[float], float] = float) -> Array:
         """(N·P)^(-beta) divided by the largest of this batch (Schaul 2016), float32 [batch].
 
@@ -141,3 +149,32 @@ class Sample:
         weights: Array = (self.table_size * self.probabilities) ** -beta
         scaled: Array = (weights / largest(weights.max())).astype(np.float32)
         return scaled
+
+
+def _unpack_sample(packed: Any, places: list[Any], names: tuple[str, ...], *rest: Any) -> Sample:
+    arrays: list[Any] = [
+        place if type(place) is not tuple else np.ndarray(place[0], place[1], packed, place[2]) for place in places
+    ]
+    about = len(places) - len(names)
+    return Sample(dict(zip(names, arrays[about:])), *arrays[:about], *rest)
+
+
+_SMALL = 1 << 15  # bytes
+_PADDING = bytes(8)
+
+
+def _pack(*arrays: Array) -> tuple[PickleBuffer, list[Any]]:
+    """Small arrays as one, since to describe each by itself takes longer than to send it: their bytes end to end, and
+    for each of `arrays` its shape, dtype and place there, or a large one itself."""
+    parts: list[Any] = []
+    places: list[Any] = []
+    end = 0
+    for array in arrays:
+        if array.nbytes >= _SMALL or array.dtype.kind not in "biuf" or not array.flags.c_contiguous:
+            places.append(array)
+            continue
+        places.append((array.shape, array.dtype.str, end))
+        gap = -array.nbytes % len(_PADDING)
+        parts += (array, _PADDING[:gap])
+        end += array.nbytes + gap
+    return PickleBuffer(bytearray().join(parts)), places

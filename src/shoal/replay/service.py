@@ -172,7 +172,7 @@ class Replay:
             rows = StoredRows(store, names, items)
             self._notify()
             try:
-                with self._meanwhile(store, len(items) * int(rows.length[0]) * store.row_bytes):
+                with self._meanwhile(store, len(items) * int(rows.length[0]) * store.row_bytes, alone=True):
                     arrays, windows = view.gather(rows, layout)
             finally:
                 store.end_reading(ticket)
@@ -316,10 +316,10 @@ class Replay:
                 if name in self._closed:
                     raise ReplayClosed(f"table {name!r} of the replay service is closed")
 
-    def _meanwhile(self, store: Store, size: int) -> AbstractContextManager[None]:
+    def _meanwhile(self, store: Store, size: int, *, alone: bool = False) -> AbstractContextManager[None]:
         """Around a copy of `size` bytes, with the lock held: a large one lets others go on, and one that may have to
         wait for the disk; a small one takes less time than a change of threads does."""
-        return self._changed.released() if size >= _LARGE or store.files else nullcontext()
+        return self._changed.released(alone=alone) if size >= _LARGE or store.files else nullcontext()
 
     def _notify(self) -> None:
         """Something has changed that somebody may wait for."""

@@ -76,12 +76,14 @@ class SumTree:
             return node
         target -= running[node]
         target += self._levels[-1][node]
+        left = np.empty_like(target)
         for level in self._levels[-2::-1]:
-            node <<= 1
-            left = level.take(node)
+            node += node
+            level.take(node, 0, left, "clip")
             right = target >= left
             node += right
-            target -= left * right
+            left *= right
+            target -= left
         return node
 
     def _running_sum(self) -> Array:

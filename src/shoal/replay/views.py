@@ -58,11 +58,11 @@ class StoredRows:
         self.count = len(items)
         self._store = store
         self._place = self.start & store.mask
-        crossing = np.flatnonzero(self._place + self.length > store.length)
+        crossing = (self._place + self.length > store.length).nonzero()[0]
         self._crossing = crossing
         self._jumps: list[Array] = []
         if len(crossing):  # now: when items are gone the chunks may be linked anew
-            self._jumps = store.jumps(self.start[crossing], self.length[crossing])
+            self._jumps = store.jumps(self.start[crossing])
 
     def addresses(self, offsets: Array, trailing: int = 0) -> Array:
         shape = (self.count,) + (1,) * trailing
@@ -117,7 +117,7 @@ class Whole:
         steps = steps[:, None] if layout == "time" else steps[None, :]
         if trailing:
             history, lengths = history[:, None], lengths[:, None]
-        mask = np.broadcast_to(steps < lengths, _shape(layout, self.rows, rows.count))
+        mask = steps < lengths
         ragged = self.masked and not mask.all()
         position = np.minimum(steps, lengths - 1) if ragged else steps
         addresses = rows.addresses(position + history, trailing)
@@ -135,7 +135,7 @@ class Whole:
             for array in data.values():
                 array[~mask] = 0
         if self.masked:
-            data["mask"] = np.ascontiguousarray(mask)
+            data["mask"] = mask
         return data, {}
 
     def _episode_starts(self, valid: Array, position: Array, history: Array, layout: Layout) -> Array:
@@ -231,7 +231,3 @@ class Transition:
                 data[target] = rows.take(name, rows.addresses(taken, 1))
                 if self.padding == "zero":
                     data[target][padded] = 0
-
-
-def _shape(layout: Layout, steps: int, count: int) -> tuple[int, int]:
-    return (steps, count) if layout == "time" else (count, steps)

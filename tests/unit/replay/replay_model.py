@@ -149,7 +149,7 @@ def audit(replay: Replay) -> None:
                 np.add.at(expected, table.start[table.live()] >> store.shift, 1)
         for writer in intake.writers.values():
             if writer.streams is not None and writer.streams.store is store:
-                np.add.at(expected, writer.streams.chunks(), 1)
+                np.add.at(expected, writer.streams.layers.ravel(), 1)
         np.testing.assert_array_equal(store.references[: store.fresh], expected)
         needed = expected > 0
         for table in replay._tables.values():  # what an item reaches into must be there too

@@ -142,26 +142,78 @@ def describe(error: BaseException) -> tuple[str, bytes | None]:
 
 
 def serve(target: Any, connection: Connection, context: Context) -> None:
-    """Answer one caller's calls in order, until it hangs up."""
-    set_current(context)
-    if getattr(target, "in_turns", False):
-        sync.keep_to_one_core()
-    while True:
+    """Answer one caller's calls, until it hangs up."""
+    _Caller(target, connection, context).serve()
+
+
+class _Caller:
+    """Calls of one caller: begun in order, one at a time, and answered in the same order.
+
+    A call that only copies what it has found lets the next one begin meanwhile (`sync.Condition.released`), in a
+    second thread: while one batch is gathered, another is chosen and a third is sent.
+    """
+
+    def __init__(self, target: Any, connection: Connection, context: Context) -> None:
+        self._target, self._connection, self._context = target, connection, context
+        self._beginning = threading.Lock()  # held by the thread that receives a call, until the next one may begin
+        self._answering = threading.Condition()
+        self._begun = self._answered = 0  # calls
+        self._threads = 1
+
+    def serve(self) -> None:
+        set_current(self._context)
+        if getattr(self._target, "in_turns", False):
+            sync.keep_to_one_core()
+        held = False
+
+        def let_next_begin() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._beginning.release()
+                if self._threads == 1:
+                    self._threads = 2
+                    threading.Thread(target=self.serve, daemon=True, name=threading.current_thread().name).start()
+
+        sync.set_when_released(let_next_begin)
+        going = True
+        while going:
+            self._beginning.acquire()
+            held = True
+            try:
+                going = self._call()
+            finally:
+                if held:
+                    self._beginning.release()
+        with self._answering:
+            self._threads -= 1
+            if not self._threads:
+                self._connection.close()
+
+    def _call(self) -> bool:
+        """Receive a call, do it and answer; False when the caller has hung up."""
         try:
-            (method, args, kwargs), _ = connection.receive()
+            (method, args, kwargs), _ = self._connection.receive()
         except Closed:
-            break
+            return False
+        number = self._begun
+        self._begun += 1
         try:
-            with buffers.serving(connection.arena):
-                answer = (True, public(target, method)(*args, **kwargs))
+            with buffers.serving(self._connection.arena):
+                answer = (True, public(self._target, method)(*args, **kwargs))
         except Exception as error:
             answer = (False, describe(error))
         del args, kwargs  # what the call brought in shared memory can go back with the answer
-        try:
-            connection.send(answer)
-        except Closed:
-            break
-        except Exception as error:
-            connection.send((False, describe(error)))
-        del answer
-    connection.close()
+        with self._answering:
+            while self._answered != number:
+                self._answering.wait()
+            try:
+                self._connection.send(answer)
+            except Closed:
+                return False
+            except Exception as error:
+                self._connection.send((False, describe(error)))
+            finally:
+                self._answered += 1
+                self._answering.notify()
+        return True

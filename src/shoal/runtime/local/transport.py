@@ -26,7 +26,7 @@ import numpy as np
 
 from shoal.buffers import Arena, Block
 
-LARGE = 1 << 15  # bytes from which an array goes through shared memory
+LARGE = 1 << 16  # bytes from which an array goes through shared memory; a smaller one is copied sooner than lent
 ARENA_LIMIT = 1 << 31  # bytes a connection may hold per direction; beyond that arrays travel on the stream
 _HEADER = struct.Struct("<IIIIQ")  # pickle bytes, buffers, places given back, new segments, bytes on the stream
 _PLACE = struct.Struct("<iqqq")  # segment (-1: on the stream), offset, length, loan
@@ -44,7 +44,7 @@ class Connection:
     def __init__(self, sock: socket.socket, shared: bool = True) -> None:
         self.sock = sock
         self.arena = Arena(self._new_segment, ARENA_LIMIT) if shared and HAS_MEMFD else None
-        self._new: list[tuple[int, int]] = []  # (fd, size) of segments the other end has not seen
+        self._new: collections.deque[tuple[int, int]] = collections.deque()  # (fd, size) the other end has not seen
         self._lent: dict[int, Any] = {}  # what the other end still reads, by loan
         self._loans = 0
         self._mapped: list[mmap.mmap] = []  # the other end's segments
@@ -106,7 +106,9 @@ class Connection:
         returned: list[int] = []
         while self._give_back:
             returned.append(self._give_back.popleft())
-        segments, self._new = self._new, []
+        segments: list[tuple[int, int]] = []
+        while self._new:
+            segments.append(self._new.popleft())
         header = _HEADER.pack(
             len(body), len(buffers), len(returned), len(segments), sum(part.nbytes for part in on_stream)
         )

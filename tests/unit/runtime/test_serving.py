@@ -1,0 +1,119 @@
+"""A caller's calls begin and are answered in order; one that lets go of its lock alone lets the next one begin."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shoal import sync
+from shoal.program import Context, NodeDied
+from shoal.runtime.local.rpc import LocalLane, serve
+from shoal.runtime.local.transport import Connection, pair
+
+
+class Desk:
+    """Calls that leave their lock for as long as the test says."""
+
+    def __init__(self) -> None:
+        self.lock = sync.Condition()
+        self.begun: list[int] = []
+        self.gates = {number: threading.Event() for number in range(10)}
+
+    def copy(self, number: int, alone: bool = True) -> int:
+        with self.lock:
+            self.begun.append(number)
+            with self.lock.released(alone=alone):
+                assert self.gates[number].wait(20)
+            return number
+
+    def quick(self, number: int) -> int:
+        with self.lock:
+            self.begun.append(number)
+        return number
+
+    def unsendable(self, number: int) -> Any:
+        self.begun.append(number)
+        return threading.Lock()
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def lane(desk: Desk) -> Iterator[LocalLane]:
+    here, there = pair()
+    lane = LocalLane("desk", Connection(here))
+    server = threading.Thread(target=serve, args=(desk, Connection(there), Context("desk")), daemon=True)
+    server.start()
+    yield lane
+    lane.hang_up()
+    for gate in desk.gates.values():
+        gate.set()
+    server.join(20)
+    assert not server.is_alive()
+    lane.close()
+
+
+def until(condition: Any) -> None:
+    pause = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come to that")
+
+
+def test_the_next_call_begins_while_one_copies_and_answers_keep_their_order(desk: Desk, lane: LocalLane) -> None:
+    first, second, third = (lane.send("copy", (number,), {}) for number in range(3))
+    until(lambda: desk.begun == [0, 1])
+    desk.gates[1].set()  # done before the first: its answer waits
+    assert not second.done()
+    assert desk.begun == [0, 1]  # two at a time
+    desk.gates[0].set()
+    assert (first.result(), second.result()) == (0, 1)
+    desk.gates[2].set()
+    assert third.result() == 2
+
+
+def test_a_call_that_does_not_say_so_lets_no_other_begin(desk: Desk, lane: LocalLane) -> None:
+    first = lane.send("copy", (0,), {"alone": False})
+    second = lane.send("quick", (1,), {})
+    until(lambda: desk.begun == [0])
+    assert not threading.Event().wait(0.1)
+    assert desk.begun == [0]
+    desk.gates[0].set()
+    assert (first.result(), second.result()) == (0, 1)
+    assert desk.begun == [0, 1]
+
+
+def test_errors_keep_the_order_too(desk: Desk, lane: LocalLane) -> None:
+    answers = [
+        lane.send(*call, {}) for call in (("copy", (0,)), ("unsendable", (1,)), ("missing", ()), ("quick", (3,)))
+    ]
+    until(lambda: desk.begun == [0, 1])
+    desk.gates[0].set()
+    assert answers[0].result() == 0
+    with pytest.raises(TypeError, match="cannot pickle"):
+        answers[1].result()
+    with pytest.raises(AttributeError, match="no public method 'missing'"):
+        answers[2].result()
+    assert answers[3].result() == 3
+
+
+def test_a_caller_that_hangs_up_ends_both_threads(desk: Desk, lane: LocalLane) -> None:
+    before = threading.active_count()
+    answers = [lane.send("copy", (number,), {}) for number in range(2)]
+    until(lambda: desk.begun == [0, 1])
+    assert threading.active_count() == before + 1
+    lane.hang_up()
+    for gate in desk.gates.values():
+        gate.set()
+    for answer in answers:
+        with pytest.raises(NodeDied):
+            answer.result()
+    until(lambda: threading.active_count() == before - 1)
