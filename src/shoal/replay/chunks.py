@@ -246,15 +246,14 @@ class Store:
         for row, count in zip(rows[begins].tolist(), counts.tolist()):
             os.posix_fadvise(descriptor, row * size, count * size, os.POSIX_FADV_WILLNEED)
 
-    def jumps(self, start: Array) -> list[Array]:
-        """What to add to addresses behind the end of an item's first chunk, of its second, … to land in the next."""
-        chunk = start >> self.shift
-        jumps = []
-        for _ in range(self.reach):
-            behind = self.following.take(chunk)
-            jumps.append((behind - chunk - 1) << self.shift)
-            chunk = behind
-        return jumps
+    def chain(self, start: Array) -> Array:
+        """Where the chunks begin in which items from `start` may lie, [chunks, items]."""
+        chunks = np.empty((self.reach + 1, len(start)), np.int64)
+        np.right_shift(start, self.shift, out=chunks[0])
+        for index in range(self.reach):
+            self.following.take(chunks[index], 0, chunks[index + 1], "clip")
+        chunks <<= self.shift
+        return chunks
 
 
 @dataclass(slots=True)

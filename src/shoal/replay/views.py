@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,26 +57,28 @@ class StoredRows:
         self.history = items["history"].astype(np.int64)
         self.count = len(items)
         self._store = store
-        self._place = self.start & store.mask
-        crossing = (self._place + self.length > store.length).nonzero()[0]
+        place = self.start & store.mask
+        crossing = (place + self.length > store.length).nonzero()[0]  # items that reach into further chunks
         self._crossing = crossing
-        self._jumps: list[Array] = []
-        if len(crossing):  # now: when items are gone the chunks may be linked anew
-            self._jumps = store.jumps(self.start[crossing])
+        if len(crossing):
+            self._first = (self.start - place)[crossing]  # where their first chunk begins
+            self._chain = store.chain(self._first)  # now: when items are gone the chunks may be linked anew
 
     def addresses(self, offsets: Array, trailing: int = 0) -> Array:
-        shape = (self.count,) + (1,) * trailing
-        addresses: Array = self.start.reshape(shape) + offsets
-        crossing = self._crossing
-        if len(crossing):  # only items that reach into another chunk are looked at
-            axis = addresses.ndim - 1 - trailing
-            which = (slice(None),) * axis + (crossing,)
-            part = addresses[which]
-            inner = (-1, *shape[1:])
-            place = part - (self.start[crossing] - self._place[crossing]).reshape(inner)  # counted from its first chunk
-            for border, jumps in enumerate(self._jumps, 1):
-                part += (place >= border * self._store.length) * jumps.reshape(inner)
-            addresses[which] = part
+        inner = (1,) * trailing
+        addresses: Array = self.start.reshape(-1, *inner) + offsets
+        count = len(self._crossing)
+        if count:
+            which: Any = (..., self._crossing, *(slice(None) for _ in inner))
+            part = addresses if count == self.count else addresses[which]
+            part -= self._first.reshape(-1, *inner)
+            chunk = part >> self._store.shift
+            chunk *= count
+            chunk += np.arange(count).reshape(-1, *inner)
+            part &= self._store.mask
+            part += self._chain.take(chunk)
+            if part is not addresses:
+                addresses[which] = part
         return addresses
 
     def take(self, name: str, addresses: Array) -> Array:
@@ -117,10 +119,10 @@ class Whole:
         steps = steps[:, None] if layout == "time" else steps[None, :]
         if trailing:
             history, lengths = history[:, None], lengths[:, None]
-        mask = steps < lengths
-        ragged = self.masked and not mask.all()
+        ragged = self.masked and np.minimum.reduce(lengths, axis=None) < self.rows
+        mask = steps < lengths if ragged else np.ones(np.broadcast_shapes(steps.shape, lengths.shape), bool)
         position = np.minimum(steps, lengths - 1) if ragged else steps
-        addresses = rows.addresses(position + history, trailing)
+        addresses = rows.addresses(position + history if self.stack else position, trailing)
         data = {name: rows.take(name, addresses) for name in rows.names if name not in dict(self.stack)}
         for name, count in self.stack:
             if name not in rows.names:
