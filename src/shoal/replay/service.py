@@ -167,9 +167,8 @@ class Replay:
             size, mass = running.size, running.mass()
             ticket = store.begin_reading()  # before items that are read for the last time let go of their rows
             chosen = running.sample(running.sampleable(batch))
-            names = [name for name in store.columns if not running.wanted or name in running.wanted]
             items = chosen.items
-            rows = StoredRows(store, names, items)
+            rows = StoredRows(store, running.columns, items)
             self._notify()
             try:
                 with self._meanwhile(store, len(items) * int(rows.length[0]) * store.row_bytes, alone=True):

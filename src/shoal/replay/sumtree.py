@@ -62,7 +62,7 @@ class SumTree:
         drawn = np.empty(count, np.int64)
         drawn[order] = self._descend(uniform[order])
         weights = self.leaves.take(drawn)
-        if np.minimum.reduce(weights) == 0.0:  # rounding at the edge of a node's range
+        if not weights.all():  # rounding at the edge of a node's range
             again = np.flatnonzero(weights == 0.0)
             drawn[again], weights[again] = self.draw(len(again), generator)
         return drawn, weights
@@ -70,12 +70,12 @@ class SumTree:
     def _descend(self, uniform: Array) -> Array:
         running = self._running_sum()
         target = uniform * running[-1]
-        node: Array = np.searchsorted(running, target, side="right")
+        node: Array = running.searchsorted(target, side="right")
         np.minimum(node, len(running) - 1, out=node)
         if len(self._levels) == 1:
             return node
-        target -= running[node]
-        target += self._levels[-1][node]
+        target -= running.take(node)
+        target += self._levels[-1].take(node)
         left = np.empty_like(target)
         for level in self._levels[-2::-1]:
             node += node

@@ -56,7 +56,7 @@ class RunningTable:
         self.times_sampled, self.priority = self.items["times_sampled"], self.items["priority"]
         self._slots = slots
         self.states: dict[str, Array] = {}
-        self.wanted = frozenset(table.signature or ())  # columns of a sample; all when empty
+        self.columns: list[str] = []  # of a sample
         self.store: Store | None = None
         self.view: View | None = None
         self.limiter = table.limiter.start()
@@ -176,6 +176,7 @@ class RunningTable:
         """Fix what the items of this table are like, as the first ones say."""
         if self.view is None:
             self.view, self.store = view, store
+            self.columns = [name for name in store.columns if name in (self.description.signature or store.columns)]
             for name, values in states.items():
                 self.states[name] = np.zeros((len(self.key), *values.shape[1:]), values.dtype)
 

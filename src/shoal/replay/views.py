@@ -17,6 +17,8 @@ from .chunks import Store
 from .frames import Padding, stack_positions
 from .messages import Array, Layout, Window
 
+_ZERO = np.float32(0.0)
+
 Gathered = tuple[dict[str, Array], dict[str, Window]]  # contiguous arrays, and columns that are slices of them
 
 
@@ -195,25 +197,21 @@ class Transition:
                 data[name] = rows.take(name, at_first)
                 if follows:
                     data[f"next_{name}"] = rows.take(name, at_last)
-        if self.n == 1:
-            discount = np.full(rows.count, self.discount, np.float32)
-        else:
-            discount = (self.discount**taken).astype(np.float32)
-        discount[rows.take("terminated", before_last)] = 0.0
-        data["discount"] = discount
+        discount = np.float32(self.discount) if self.n == 1 else (self.discount**taken).astype(np.float32)
+        data["discount"] = np.where(rows.take("terminated", before_last), _ZERO, discount)
         return data, windows
 
     def _rewards(self, rows: Rows, taken: Array, at_first: Array) -> Array:
+        if self.n == 1:
+            return self._clipped(rows.take("reward", at_first))
         steps = np.arange(self.n)[:, None]
-        many = self.n > 1
-        rewards = rows.take("reward", rows.addresses(np.minimum(steps, taken - 1) + rows.history) if many else at_first)
-        if self.reward_clip:
-            rewards = rewards.clip(-self.reward_clip, self.reward_clip)
-        if not many:
-            return rewards
+        rewards = self._clipped(rows.take("reward", rows.addresses(np.minimum(steps, taken - 1) + rows.history)))
         weights = (self.discount**steps).astype(rewards.dtype) * (steps < taken)
         summed: Array = np.einsum("tb...,tb->b...", rewards, weights)
         return summed
+
+    def _clipped(self, rewards: Array) -> Array:
+        return rewards.clip(-self.reward_clip, self.reward_clip) if self.reward_clip else rewards
 
     def _stacked(
         self, rows: Rows, name: str, count: int, follows: bool, data: dict[str, Array], windows: dict[str, Window]
