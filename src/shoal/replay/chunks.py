@@ -71,8 +71,8 @@ class Store:
                 self.limit //= 2
         self._backed = 0 if self.files else self.limit  # chunks that the disk has promised room for
         self.fresh = 0  # chunks from here on were never used
-        self._free = np.empty(1024, np.int64)
-        self._free_count = 0
+        self._free = np.empty(1024, np.int64)  # chunks to use again, from head to tail, the first to be freed first:
+        self._head = self._tail = 0  # those that were freed together stay neighbours
         self._ticket = 0
         self._open: dict[int, None] = {}
         self._limbo: deque[tuple[int, Array]] = deque()
@@ -93,6 +93,7 @@ class Store:
         self.following = np.zeros(self.limit, np.int64)  # the chunk that continues the stream; itself: none yet
         self.previous = np.zeros(self.limit, np.int64)  # the one before; itself: there is none any more
         self.generations = np.zeros(self.limit, np.int32)  # how often the chunk was handed out
+        self._marks = np.zeros(self.limit, np.int32)
 
     def _close_files(self) -> None:
         while self.files:
@@ -105,23 +106,22 @@ class Store:
     @property
     def used(self) -> int:
         """Chunks that are referred to, or wait for a gather to end."""
-        return self.fresh - self._free_count
+        return self.fresh - (self._tail - self._head)
 
     @property
     def used_bytes(self) -> int:
         return self.used * self.length * self.row_bytes
 
     def allocate(self, count: int) -> Array:
-        """`count` chunks with one reference each, ascending."""
-        from_free = min(count, self._free_count)
+        """`count` chunks with one reference each, in runs of neighbours where there are any."""
+        from_free = min(count, self._tail - self._head)
         self._back(self.fresh + count - from_free)
-        self._free_count -= from_free
-        ids = self._free[self._free_count : self._free_count + from_free].copy()
+        ids = self._free[self._head : self._head + from_free].copy()
+        self._head += from_free
         if from_free < count:
             fresh = np.arange(self.fresh, self.fresh + count - from_free)
             self.fresh += len(fresh)
             ids = np.concatenate([ids, fresh]) if from_free else fresh
-        ids.sort()
         self.references[ids] = 1
         self.generations[ids] += 1
         self.following[ids] = ids
@@ -166,7 +166,7 @@ class Store:
         np.subtract.at(self.references, chunks, _ONE)
         ended = chunks[self.references[chunks] == 0]
         if len(ended):
-            self._free_unheld(distinct(ended))
+            self._free_unheld(self._once(ended))
 
     def _free_unheld(self, ended: Array) -> None:
         """Free chunks whose last reference went and those that only these kept, unless others keep them."""
@@ -175,7 +175,7 @@ class Store:
             behind = self.following[held_by]
             held_by = behind[(self.previous[behind] == held_by) & (behind != held_by)]
             idle = held_by[self.references[held_by] == 0]
-            unused = distinct(np.concatenate([unused, idle])) if len(idle) else unused
+            unused = self._once(np.concatenate([unused, idle])) if len(idle) else unused
         before = unused
         for _ in range(self.reach):
             before = self.previous[before]
@@ -192,14 +192,24 @@ class Store:
             else:
                 self._release(unused)
 
+    def _once(self, chunks: Array) -> Array:
+        """Each of them once: of equals the last to leave its mark."""
+        numbers = np.arange(len(chunks), dtype=np.int32)
+        self._marks[chunks] = numbers
+        once: Array = chunks[self._marks[chunks] == numbers]
+        return once
+
     def _release(self, ids: Array) -> None:
-        needed = self._free_count + len(ids)
-        if needed > len(self._free):
-            grown = np.empty(max(needed, 2 * len(self._free)), np.int64)
-            grown[: self._free_count] = self._free[: self._free_count]
-            self._free = grown
-        self._free[self._free_count : needed] = ids
-        self._free_count = needed
+        end = self._tail + len(ids)
+        if end > len(self._free):
+            free = self._free[self._head : self._tail]
+            needed = len(free) + len(ids)
+            if 2 * needed > len(self._free):
+                self._free = np.empty(4 * needed, np.int64)
+            self._free[: len(free)] = free
+            self._head, self._tail, end = 0, len(free), needed
+        self._free[self._tail : end] = ids
+        self._tail = end
 
     def restore(self, following: Array) -> None:
         """Make chunks that a checkpoint fills; items then `hold` theirs, and `free_unreferenced` ends it."""

@@ -91,7 +91,7 @@ class Replay:
             writer.busy = True
             try:
                 if new:
-                    with self._meanwhile(streams.store, sum(values.nbytes for values in block.columns.values())):
+                    with self._meanwhile(streams.store, sum([values.nbytes for values in block.columns.values()])):
                         write(streams.store, pieces, block.columns)
                     if writer.gone:
                         return Inserted({}, {name: len(items.spans) for name, items in block.items.items()})

@@ -166,7 +166,7 @@ def audit(replay: Replay) -> None:
         for _ in range(store.reach):
             before = store.previous[before]
             may_stay |= expected[before] > 0
-        free = store._free[: store._free_count]
+        free = store._free[store._head : store._tail]
         assert not store._limbo
         assert len(np.unique(free)) == len(free)
         assert not needed[free].any(), "a chunk is free that an item reaches into"
