@@ -90,9 +90,9 @@ class Condition:
         if _local.cores:
             os.sched_setaffinity(0, _local.cores)
             _local.cores = frozenset()
-        if alone and _local.when_released is not None:
-            _local.when_released()
         try:
+            if alone and _local.when_released is not None:
+                _local.when_released()
             yield
         finally:
             self.__enter__()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -134,12 +134,13 @@ class Sample:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         packed, places = _pack(
             self.keys, self.probabilities, self.priorities, self.times_sampled, *self.arrays.values()
         )
         rest = (self.table_size, self.mass, self.layout, self.timed, self.windows)
-        return _unpack_sample, (packed, places, tuple(self.arrays), *rest)
+        buffer = PickleBuffer(packed) if protocol.__index__() >= 5 else packed
+        return _unpack_sample, (buffer, places, tuple(self.arrays), *rest)
 
     def importance_weights(self, beta: float, largest: Callable[[float], float] = float) -> Array:
         """(N·P)^(-beta) divided by the largest of this batch (Schaul 2016), float32 [batch].
@@ -163,7 +164,7 @@ _SMALL = 1 << 15  # bytes
 _PADDING = bytes(8)
 
 
-def _pack(*arrays: Array) -> tuple[PickleBuffer, list[Any]]:
+def _pack(*arrays: Array) -> tuple[bytearray, list[Any]]:
     """Small arrays as one, since to describe each by itself takes longer than to send it: their bytes end to end, and
     for each of `arrays` its shape, dtype and place there, or a large one itself."""
     parts: list[Any] = []
@@ -177,4 +178,4 @@ def _pack(*arrays: Array) -> tuple[PickleBuffer, list[Any]]:
         gap = -array.nbytes % len(_PADDING)
         parts += (array, _PADDING[:gap])
         end += array.nbytes + gap
-    return PickleBuffer(bytearray().join(parts)), places
+    return bytearray().join(parts), places

@@ -40,7 +40,7 @@ class Replay:
     reproducible.
     """
 
-    in_turns = True  # callers are served one at a time, but for large copies: see `sync.keep_to_one_core`
+    in_turns = True  # callers are served one at a time, but for large copies: see decisions 0010 and 0011
 
     def __init__(
         self,

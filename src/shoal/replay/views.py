@@ -124,7 +124,7 @@ class Whole:
         ragged = self.masked and np.minimum.reduce(lengths, axis=None) < self.rows
         mask = steps < lengths if ragged else np.ones(np.broadcast_shapes(steps.shape, lengths.shape), bool)
         position = np.minimum(steps, lengths - 1) if ragged else steps
-        addresses = rows.addresses(position + history if self.stack else position, trailing)
+        addresses = rows.addresses(position + history if history.any() else position, trailing)
         data = {name: rows.take(name, addresses) for name in rows.names if name not in dict(self.stack)}
         for name, count in self.stack:
             if name not in rows.names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -47,17 +48,23 @@ def check_same(sent: Sample, received: Sample) -> None:
 @given(
     count=st.integers(0, 40),
     columns=st.lists(st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 3), max_size=3)), max_size=6),
-    in_band=st.booleans(),
+    protocol=st.sampled_from([2, 4, 5, "out of band", "copy"]),
 )
-def test_every_kind_of_column_arrives(count: int, columns: list[tuple[str, list[int]]], in_band: bool) -> None:
+def test_every_kind_of_column_arrives(count: int, columns: list[tuple[str, list[int]]], protocol: Any) -> None:
     random = np.random.default_rng(len(columns))
     arrays = {
         f"column {index}": (random.random((count, *shape)) * 100).astype(kind)
         for index, (kind, shape) in enumerate(columns)
     }
     sent = sample_of(count, arrays)
+    if protocol == "copy":
+        check_same(sent, copy.deepcopy(sent))
+        return
+    if protocol != "out of band":
+        check_same(sent, pickle.loads(pickle.dumps(sent, protocol)))
+        return
     buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(sent, protocol=5, buffer_callback=None if in_band else buffers.append)
+    body = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
     copies = [bytearray(buffer.raw()) for buffer in buffers]
     check_same(sent, pickle.loads(body, buffers=copies))
 

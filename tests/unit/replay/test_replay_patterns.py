@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replay_streams import Stream, make_stream, naive_n_step, naive_sequences, naive_stack
 
 from shoal.replay import Appended, Pattern, Replay, Sample, Spans, Table, Writer, n_step, rollout, sequence
+from shoal.replay.patterns import Viewed
 from shoal.replay.views import View, Whole
 
 CASES = {
@@ -184,3 +185,12 @@ def test_rewards_are_clipped_before_they_are_summed() -> None:
     columns = {"observation": np.zeros((4, 1, 1), np.float32), "reward": rewards[:, None], "terminated": ~flags}
     writer.append({**columns, "valid": flags})
     assert replay.sample("steps", 1).data["reward"].tolist() == [1.0 - 0.25 - 0.25]
+
+
+def test_a_view_without_stacks_begins_behind_the_history_of_a_pattern_with_them() -> None:
+    replay = Replay([Table("items", 400)])
+    writer = Writer(replay, {"items": Viewed(rollout(4, stack={"observation": 3}), Whole(5))})
+    writer.append({"observation": np.arange(64)[:, None]})
+    rows = replay.sample("items", 20).data["observation"]
+    assert (rows[0] % 4 == 0).all()  # slices begin every four rows; their history is not part of them
+    assert (rows - rows[0] == np.arange(5)[:, None]).all()

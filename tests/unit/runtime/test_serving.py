@@ -6,16 +6,27 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal import sync
 from shoal.program import Context, NodeDied
+from shoal.replay import Replay, Table, Writer, rollout
 from shoal.runtime.local.rpc import LocalLane, serve
 from shoal.runtime.local.transport import Connection, pair
 
 
+class Unreadable:
+    """An argument that cannot be made again where it arrives."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
 class Desk:
     """Calls that leave their lock for as long as the test says."""
+
+    in_turns = True
 
     def __init__(self) -> None:
         self.lock = sync.Condition()
@@ -33,6 +44,9 @@ class Desk:
         with self.lock:
             self.begun.append(number)
         return number
+
+    def leave(self) -> None:
+        raise SystemExit
 
     def unsendable(self, number: int) -> Any:
         self.begun.append(number)
@@ -117,3 +131,76 @@ def test_a_caller_that_hangs_up_ends_both_threads(desk: Desk, lane: LocalLane) -
         with pytest.raises(NodeDied):
             answer.result()
     until(lambda: threading.active_count() == before - 1)
+
+
+def test_a_call_that_cannot_be_read_is_answered_in_its_place(desk: Desk, lane: LocalLane) -> None:
+    answers = [lane.send("copy", (0,), {}), lane.send("quick", (Unreadable(),), {}), lane.send("quick", (2,), {})]
+    until(lambda: desk.begun == [0])
+    desk.gates[0].set()
+    assert answers[0].result() == 0
+    with pytest.raises(ValueError, match="invalid literal"):
+        answers[1].result()
+    assert answers[2].result() == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_call_that_ends_its_thread_ends_the_connection(desk: Desk, lane: LocalLane) -> None:
+    answers = [lane.send("copy", (0,), {}), lane.send("leave", (), {}), lane.send("quick", (2,), {})]
+    until(lambda: desk.begun == [0])
+    with pytest.raises(NodeDied):
+        answers[1].result()
+    desk.gates[0].set()
+    for answer in (answers[0], answers[2]):
+        with pytest.raises(NodeDied):
+            answer.result()
+
+
+def test_an_object_that_is_not_served_in_turns_has_one_call_at_a_time(
+    desk: Desk, lane: LocalLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Desk, "in_turns", False)
+    here, there = pair()
+    other = LocalLane("desk", Connection(here))
+    threading.Thread(target=serve, args=(desk, Connection(there), Context("desk")), daemon=True).start()
+    first, second = other.send("copy", (0,), {}), other.send("quick", (1,), {})
+    until(lambda: desk.begun == [0])
+    assert not threading.Event().wait(0.1)
+    assert desk.begun == [0]
+    desk.gates[0].set()
+    assert (first.result(), second.result()) == (0, 1)
+    other.close()
+
+
+def test_without_another_thread_the_next_call_waits(
+    desk: Desk, lane: LocalLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    desk.gates[0].set()
+    desk.gates[1].set()
+    first, second = lane.send("copy", (0,), {}), lane.send("copy", (1,), {})
+    assert (first.result(), second.result()) == (0, 1)
+    with desk.lock:  # nobody holds it still
+        pass
+
+
+def test_large_batches_that_overlap_hold_what_they_should() -> None:
+    replay = Replay([Table("items", 4000)])
+    number = np.arange(256 * 8, dtype=np.int32).reshape(256, 8)
+    Writer(replay, {"items": rollout(7)}).append({"number": number, "wide": np.repeat(number[..., None], 1024, 2)})
+    for _ in range(20):  # connections: segments are made while answers are sent
+        here, there = pair()
+        lane = LocalLane("replay", Connection(here))
+        server = threading.Thread(target=serve, args=(replay, Connection(there), Context("replay")), daemon=True)
+        server.start()
+        asked = [lane.send("sample", ("items", 20 + 3 * index), {}) for index in range(8)]
+        for index, future in enumerate(asked):
+            sample = future.result()
+            assert len(sample) == 20 + 3 * index
+            assert (sample.data["wide"] == sample.data["number"][..., None]).all()
+        lane.hang_up()
+        server.join(20)
+        assert not server.is_alive()
+        lane.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -111,3 +112,25 @@ def test_a_message_that_cannot_be_pickled_leaves_the_connection_as_it_was(ends: 
     with pytest.raises(TypeError):
         ours.send((np.zeros(100_000), threading.Lock()))
     assert exchange(ours, theirs, "next") == "next"
+
+
+@needs_memfd
+def test_a_segment_is_sent_only_once_it_is_mapped(
+    shared: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads may serve one connection: one makes a segment while the other sends."""
+    ours, theirs = shared
+    map_memory = mmap.mmap
+
+    def send_meanwhile(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(mmap, "mmap", map_memory)
+        ours.send("meanwhile")
+        return map_memory(*arguments, **named)
+
+    assert ours.arena is not None
+    monkeypatch.setattr(mmap, "mmap", send_meanwhile)
+    made = ours.arena.empty((LARGE,), np.uint8)
+    made[:] = 7
+    ours.send(made)
+    assert theirs.receive()[0] == "meanwhile"
+    np.testing.assert_array_equal(theirs.receive()[0], made)

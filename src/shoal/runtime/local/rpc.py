@@ -149,46 +149,59 @@ def serve(target: Any, connection: Connection, context: Context) -> None:
 class _Caller:
     """Calls of one caller: begun in order, one at a time, and answered in the same order.
 
-    A call that only copies what it has found lets the next one begin meanwhile (`sync.Condition.released`), in a
-    second thread: while one batch is gathered, another is chosen and a third is sent.
+    Of a target that is served `in_turns`, a call that only copies what it has found lets the next one begin meanwhile
+    (`sync.Condition.released`), in a second thread: while one batch is gathered, another is chosen and a third is sent.
     """
 
     def __init__(self, target: Any, connection: Connection, context: Context) -> None:
         self._target, self._connection, self._context = target, connection, context
         self._beginning = threading.Lock()  # held by the thread that receives a call, until the next one may begin
+        self._held = threading.local()  # whether this thread holds it
         self._answering = threading.Condition()
         self._begun = self._answered = 0  # calls
         self._threads = 1
+        self._failed = False
 
     def serve(self) -> None:
         set_current(self._context)
         if getattr(self._target, "in_turns", False):
             sync.keep_to_one_core()
-        held = False
+            sync.set_when_released(self._let_next_begin)
+        try:
+            while self._begin_and_answer():
+                pass
+        except BaseException:
+            self._failed = True
+            self._connection.shut_down()  # the caller hears of it, and so does the other thread
+            raise
+        finally:
+            with self._answering:
+                self._answering.notify()
+                self._threads -= 1
+                if not self._threads:
+                    self._connection.close()
 
-        def let_next_begin() -> None:
-            nonlocal held
-            if held:
-                held = False
+    def _begin_and_answer(self) -> bool:
+        self._beginning.acquire()
+        self._held.yes = True
+        try:
+            return self._call()
+        finally:
+            if self._held.yes:
                 self._beginning.release()
-                if self._threads == 1:
-                    self._threads = 2
-                    threading.Thread(target=self.serve, daemon=True, name=threading.current_thread().name).start()
 
-        sync.set_when_released(let_next_begin)
-        going = True
-        while going:
-            self._beginning.acquire()
-            held = True
+    def _let_next_begin(self) -> None:
+        if not self._held.yes:
+            return
+        self._held.yes = False
+        self._beginning.release()
+        if self._threads == 1:
+            self._threads = 2
+            name = threading.current_thread().name
             try:
-                going = self._call()
-            finally:
-                if held:
-                    self._beginning.release()
-        with self._answering:
-            self._threads -= 1
-            if not self._threads:
-                self._connection.close()
+                threading.Thread(target=self.serve, daemon=True, name=name).start()
+            except RuntimeError:  # no more threads on this machine: the next call waits for this one
+                self._threads = 1
 
     def _call(self) -> bool:
         """Receive a call, do it and answer; False when the caller has hung up."""
@@ -196,23 +209,37 @@ class _Caller:
             (method, args, kwargs), _ = self._connection.receive()
         except Closed:
             return False
-        number = self._begun
-        self._begun += 1
+        except Exception as error:  # arguments that cannot be unpickled here
+            return self._answer(self._next_number(), (False, describe(error)))
+        number = self._next_number()
         try:
             with buffers.serving(self._connection.arena):
                 answer = (True, public(self._target, method)(*args, **kwargs))
         except Exception as error:
             answer = (False, describe(error))
         del args, kwargs  # what the call brought in shared memory can go back with the answer
+        return self._answer(number, answer)
+
+    def _next_number(self) -> int:
+        self._begun += 1
+        return self._begun - 1
+
+    def _answer(self, number: int, answer: tuple[bool, Any]) -> bool:
+        """Send it when those to the calls before are sent; False when the caller has hung up."""
         with self._answering:
-            while self._answered != number:
+            while self._answered != number and not self._failed:
                 self._answering.wait()
+            if self._failed:
+                return False
             try:
-                self._connection.send(answer)
+                try:
+                    self._connection.send(answer)
+                except Closed:
+                    raise
+                except Exception as error:
+                    self._connection.send((False, describe(error)))
             except Closed:
                 return False
-            except Exception as error:
-                self._connection.send((False, describe(error)))
             finally:
                 self._answered += 1
                 self._answering.notify()

@@ -72,9 +72,14 @@ class Connection:
 
     def _new_segment(self, size: int) -> mmap.mmap:
         fd = os.memfd_create("shoal", os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
-        self._new.append((fd, size))
-        return mmap.mmap(fd, size)
+        try:
+            os.ftruncate(fd, size)
+            memory = mmap.mmap(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._new.append((fd, size))  # last: another thread may send and close it at once
+        return memory
 
     def _place(self, buffer: pickle.PickleBuffer, on_stream: list[memoryview]) -> bytes:
         raw = buffer.raw()
