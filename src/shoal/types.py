@@ -1,0 +1,12 @@
+"""Names for types that every room uses; each is defined here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]  # arrays by name: what is stored of a row, a batch, a recurrent state, or a network's weights
+Arrays = Mapping[str, Array]  # the same where it is only read
