@@ -26,7 +26,7 @@ def loop(seconds: float) -> float:
 
     from shoal import envs
     from shoal.algorithms import impala
-    from shoal.loops.recorder import Recorder
+    from shoal.acting import Recorder
 
     torch.set_num_threads(1)
     env = envs.describe("CartPole-v1")

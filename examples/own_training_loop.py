@@ -19,7 +19,8 @@ from shoal import optim
 from shoal.program import Handle, Program, current
 from shoal.runtime import launch
 from shoal.services.gradients import GradientClient, GradientServer
-from shoal.services.weights import NONE, WeightStore
+from shoal.services.weights import WeightStore
+from shoal.versions import NONE
 
 WORKERS, STEPS, JUDGE_EVERY = 3, 900, 20  # judged after so many of a worker's own steps
 

@@ -1,7 +1,8 @@
 """Configs: one flat dataclass per algorithm, presets by kind of environment, and one sentence for a bad value.
 
 A config's values come from three places, the later ones winning: the dataclass's defaults, the preset, what the user
-gave. `remember_given` is what makes the third known when a config is written in Python.
+gave. `config` makes such a dataclass and remembers what was given. What a field may be stands in its type: `Count`,
+`Share`, `Widths`, or any `Annotated` with the limits below.
 """
 
 from __future__ import annotations
@@ -12,99 +13,84 @@ import functools
 import math
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from shoal.errors import UserError
 
 C = TypeVar("C")
 AUTO, NONE = "auto", "none"
 
-# What a field of one of these names may be at the least, in every algorithm.
-AT_LEAST: dict[str, float] = {
-    "actors": 1,
-    "envs_per_actor": 1,
-    "unroll": 1,
-    "queue": 1,
-    "batch": 1,
-    "publish_every": 1,
-    "learners": 1,
-    "inference_servers": 1,
-    "inference_batch": 0,
-    "epochs": 1,
-    "minibatches": 1,
-    "target_every": 1,
-    "capacity": 1,
-    "n": 1,
-    "learning_starts": 1,
-    "samples_per_insert": 0,
-    "priority_exponent": 0,
-    "importance_exponent": 0,
-    "ladder_exponent": 0,
-    "quantiles": 0,
-    "kappa": 0,
-    "stream": 0,
-    "inference_wait": 0,
-    "burn_in": 0,
-    "length": 1,
-    "period": 1,
-    "rows": 1,
-    "reduce": 1,
-    "shards": 1,
-    "max_staleness": 0,
-    "eval_episodes": 1,
-    "learning_rate": 0,
-    "anneal_updates": 0,
-    "anneal_steps": 0,
-    "clip": 0,
-    "value_clip": 0,
-    "target_kl": 0,
-    "epsilon": 0,
-    "reward_clip": 0,
-    "atoms": 2,
-    "noise": 0,
-    "noise_smallest": 0,
-    "slope_clip": 0,
-    "saturation_cost": 0,
-    "actor_rate": 0,
-    "critic_rate": 0,
-    "grad_clip": 0,
-    "lstm": 0,
-    "seed": 0,
-    "max_failures": 0,
-    "eval_every": 0,
-    "stop_steps": 1,
-    "stop_updates": 1,
-    "stop_seconds": 0,
-}
-BETWEEN_0_AND_1 = ("gamma", "lambda_", "discount", "decay", "mix", "target_rate", "ladder_base")
-ABOVE_0 = ("reward_scale",)
-WIDTHS = ("hidden", "actor_hidden", "critic_hidden")  # of layers
-# Only where nothing else would refuse the value before processes are started; a Literal type needs no entry here.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": ("adam", "rmsprop"),
-    "inference": ("local", "central"),
-}
+
+# ---- what a field may be ---------------------------------------------------------------------------------------------
 
 
-def remember_given(cls: type[C]) -> type[C]:
-    """Put on a config's dataclass: its objects know which fields were given, so that a preset sets only the others."""
-    init: Any = cls.__init__
-    every = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class AtLeast:
+    least: float
+
+    def fault(self, value: Any) -> str | None:
+        return None if value >= self.least else f"is too small: give at least {self.least:g}."
+
+
+@dataclass(frozen=True)
+class Above:
+    bound: float
+
+    def fault(self, value: Any) -> str | None:
+        return None if value > self.bound else f"is too small: give a number above {self.bound:g}."
+
+
+@dataclass(frozen=True)
+class Between:
+    low: float
+    high: float
+
+    def fault(self, value: Any) -> str | None:
+        if self.low <= value <= self.high:
+            return None
+        return f"is out of range: give a number from {self.low:g} to {self.high:g}."
+
+
+@dataclass(frozen=True)
+class LayerWidths:
+    def fault(self, value: Any) -> str | None:
+        return None if min(value, default=1) >= 1 else "has a layer without a unit: give widths of 1 up."
+
+
+Count = Annotated[int, AtLeast(1)]
+Whole = Annotated[int, AtLeast(0)]
+Amount = Annotated[float, AtLeast(0)]
+Positive = Annotated[float, Above(0)]
+Share = Annotated[float, Between(0, 1)]
+Widths = Annotated[tuple[int, ...], LayerWidths()]
+Limit = AtLeast | Above | Between | LayerWidths
+
+
+# ---- what was given --------------------------------------------------------------------------------------------------
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def config(cls: type[C]) -> type[C]:
+    """Make a config's dataclass; its objects know which fields were given, so that a preset sets only the others."""
+    made: Any = dataclass(frozen=True, kw_only=True)(cls)
+    init = made.__init__
+    defaults = {field.name: field.default for field in dataclasses.fields(made) if field.init}
 
     @functools.wraps(init)
     def remember(self: Any, **values: Any) -> None:
         init(self, **values)
         names = set(values)
-        if names == set(every):  # dataclasses.replace gives all of them: count those that differ from their defaults
-            names = {name for name, value in values.items() if value != every[name].default}
+        if names == set(defaults):  # dataclasses.replace gives all of them: count those that differ from their defaults
+            names = {name for name, value in values.items() if value != defaults[name]}
         object.__setattr__(self, "_given", frozenset(names))
 
-    cls.__init__ = remember  # type: ignore[method-assign]
-    return cls
+    made.__init__ = remember
+    return typing.cast(type[C], made)
 
 
 def given(config: Any) -> frozenset[str]:
-    """The fields that were given; for a dataclass without `remember_given`, those that differ from their defaults."""
+    """The fields that were given; for a plain dataclass, those that differ from their defaults."""
     fields = dataclasses.fields(config)
     differing = frozenset(field.name for field in fields if getattr(config, field.name) != field.default)
     return getattr(config, "_given", differing)
@@ -132,35 +118,33 @@ def preset_line(config: Any, presets: Mapping[str, Mapping[str, Any]], kind: str
     settings = presets.get(name, {})
     in_force = [f"{key}={value}" for key, value in settings.items() if getattr(config, key) == value]
     overridden = [key for key, value in settings.items() if getattr(config, key) != value]
-    line = f"preset {name} (a {kind} environment)"
+    line = f"preset {name} ({'an' if kind[:1] in 'aeiou' else 'a'} {kind} environment)"
     line += ": " + ", ".join(in_force) if in_force else ""
     return line + (f"; yours: {', '.join(f'{key}={getattr(config, key)}' for key in overridden)}" if overridden else "")
 
 
 def validate(config: Any) -> None:
     """One sentence that names the option for the first value that cannot be right."""
-    hints = typing.get_type_hints(type(config))
+    hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
+        value, hint = getattr(config, field.name), hints[field.name]
         if value is None:
             continue
-        shown = f"{option(name)} {value}"
+        shown = f"{option(field.name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{shown} is not a finite number: give one.")
-        if name in AT_LEAST and value < AT_LEAST[name]:
-            raise UserError(f"{shown} is too small: give at least {AT_LEAST[name]}.")
-        if name in BETWEEN_0_AND_1 and not 0 <= value <= 1:
-            raise UserError(f"{shown} is out of range: give a number from 0 to 1.")
-        if name in ABOVE_0 and value <= 0:
-            raise UserError(f"{shown} is too small: give a number above 0.")
-        if name in WIDTHS and min(value, default=1) < 1:
-            raise UserError(
-                f"{option(name)} {' '.join(map(str, value))} has a layer without a unit: give widths of 1 up."
-            )
-        choices = _choices(hints.get(name)) or CHOICES.get(name)
-        if choices and value not in choices:
-            raise UserError(_unknown(option(name), value, choices))
+        for limit in _limits(hint):
+            if (fault := limit.fault(value)) is not None:
+                raise UserError(f"{shown} {fault}")
+        if (choices := _choices(hint)) and value not in choices:
+            raise UserError(_unknown(option(field.name), value, choices))
     _check_sizes(config)
+
+
+def _limits(hint: Any) -> Iterable[Limit]:
+    """Those of a type, also where it is one of several (`Count | None`)."""
+    for part in (hint, *typing.get_args(hint)):
+        yield from (note for note in getattr(part, "__metadata__", ()) if isinstance(note, Limit))
 
 
 def _check_sizes(config: Any) -> None:

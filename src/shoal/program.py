@@ -27,6 +27,7 @@ class Resources:
     cpus: float = 1.0
     gpus: float = 0.0
     memory: int | None = None  # bytes
+    threads: int = 1  # that torch and BLAS compute with
     node: str | None = None  # the name of a machine, as a custom resource of the Ray cluster
 
 

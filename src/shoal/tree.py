@@ -1,4 +1,7 @@
-"""Nested observations: arrays in dicts and tuples, and the same as one flat dict with names joined by "/"."""
+"""Nested observations: arrays in dicts and tuples, and the same as one flat dict with names joined by "/".
+
+Spaces nest as their observations do: of a composite space only its attribute `spaces` is used, a dict or a tuple.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,26 @@ def unflatten(flat: Mapping[str, Any], name: str = "") -> Tree:
     return children
 
 
+def leaf_spaces(space: Any, name: str = "") -> dict[str, Any]:
+    """The parts of a space that hold arrays, named as `flatten` names those arrays."""
+    return flatten(_parts(space), name)
+
+
+def nest(space: Any, flat: Mapping[str, Any], name: str = "") -> Tree:
+    """The tree of a space's shape out of entries that are named as `flatten` names them; others are ignored."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {key: nest(part, flat, f"{name}/{key}" if name else str(key)) for key, part in parts.items()}
+    if isinstance(parts, tuple | list):
+        return tuple(nest(part, flat, f"{name}/{i}" if name else str(i)) for i, part in enumerate(parts))
+    return flat[name]
+
+
+def is_under(key: str, name: str) -> bool:
+    """Whether `flatten(tree, name)` could have given this key."""
+    return key == name or key.startswith(f"{name}/")
+
+
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """The same tree with `function(leaf, *leaves of the others at that place)` for every leaf."""
     if isinstance(tree, Mapping):
@@ -50,3 +73,12 @@ def _flatten_into(flat: dict[str, Any], tree: Tree, name: str) -> None:
             _flatten_into(flat, part, f"{name}/{position}" if name else str(position))
     else:
         flat[name] = tree
+
+
+def _parts(space: Any) -> Tree:
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {key: _parts(part) for key, part in parts.items()}
+    if isinstance(parts, tuple | list):
+        return tuple(_parts(part) for part in parts)
+    return space

@@ -8,5 +8,5 @@ from typing import Any
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Columns = dict[str, Array]  # arrays by name: what is stored of a row, a batch, a recurrent state, or a network's weights
+Columns = dict[str, Array]  # arrays by name: rows that are stored, a batch, a recurrent state, a network's weights
 Arrays = Mapping[str, Array]  # the same where it is only read

@@ -18,7 +18,7 @@ from shoal.algorithms import apex_dqn, appo, impala, ppo
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
 from shoal.services.group import Group
-from shoal.services.weights import NONE, make_version, number
+from shoal.versions import NONE, make_version, number
 
 UPDATES = 10
 NORMALIZING = {"normalize_observations": True, "normalize_rewards": True}

@@ -15,7 +15,8 @@ from shoal.experiment import registry
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
 from shoal.runtime import Run
-from shoal.services.weights import NONE, Weights, number
+from shoal.types import Columns as Weights
+from shoal.versions import NONE, number
 
 TINY: dict[str, Any] = {  # as far as an algorithm has these options
     "actors": 2,

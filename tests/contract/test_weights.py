@@ -13,7 +13,8 @@ from starting import Start, start_on, wait_until
 
 from shoal.program import Program
 from shoal.runtime import Run
-from shoal.services.weights import NONE, WeightStore, make_version, number
+from shoal.services.weights import WeightStore
+from shoal.versions import NONE, make_version, number
 
 SIZE = 200_000
 

@@ -18,25 +18,33 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "sync": ("", ""),
     "tree": ("", ""),
     "types": ("", "numpy"),
+    "versions": ("", ""),
+    "schedules": ("", ""),
+    "state": ("", "numpy torch"),
     "buffers": ("", "numpy"),
-    "program": ("sync", "numpy"),
+    "program": ("", "numpy"),
     "config": ("errors", ""),
+    "options": ("config", ""),
     "factories": ("errors", ""),
+    "batches": ("tree", "torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers errors program sync tree", "numpy lz4"),
     "envs": ("errors tree", "numpy gymnasium dm_env ale_py"),
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
+    "acting": ("functional nets program replay tree versions", "torch numpy"),
+    "services": ("acting buffers errors program replay sync tree versions", "torch numpy"),
     "optim": ("errors services", "torch numpy"),
-    "control": ("functional nets optim", "torch numpy"),
-    "services": ("buffers errors loops program replay sync tree", "torch numpy"),
-    "loops": ("buffers envs errors factories program replay services sync tree", "numpy"),
+    "loops": (
+        "acting batches envs errors factories nets optim program replay services state sync tree versions",
+        "torch numpy",
+    ),
     "runtime": ("buffers errors program sync", "numpy cloudpickle"),
     "algorithms": (
-        "config control envs errors functional loops nets optim program replay services tree",
-        "torch numpy gymnasium",
+        "acting batches config envs errors functional loops nets optim options program replay schedules services state",
+        "torch numpy",
     ),
     "experiment": (
-        "algorithms config envs errors factories loops program replay runtime services",
+        "acting algorithms config envs errors factories loops program replay runtime services versions",
         "numpy torch rich tyro matplotlib",
     ),
     "cli": ("config errors envs experiment replay runtime", ""),
@@ -86,3 +94,22 @@ def test_a_module_imports_only_what_its_part_may_know(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=str)
 def test_nothing_imports_an_algorithm(path: Path) -> None:
     assert not [name for name in imported(path) if name.startswith("shoal.algorithms.")]
+
+
+def test_rooms_do_not_import_each_other_in_a_circle() -> None:
+    knows = {part: set(parts.split()) & set(ALLOWED) for part, (parts, _) in ALLOWED.items()}
+    while leaves := [part for part, others in knows.items() if not others]:
+        knows = {part: others - set(leaves) for part, others in knows.items() if part not in leaves}
+    assert not knows, f"these rooms import each other: {knows}"
+
+
+def test_what_a_room_may_know_it_does_know() -> None:
+    """The table cannot grow beyond what is used, or it would forbid too little."""
+    used: dict[str, set[str]] = {part: set() for part in ALLOWED}
+    for path in modules():
+        for name in imported(path):
+            top, _, rest = name.partition(".")
+            used[part_of(path)].add(rest.partition(".")[0] if top == "shoal" else top)
+    for part, allowed in ALLOWED.items():
+        spare = {name for text in allowed for name in text.split()} - used[part]
+        assert not spare, f"{part} does not import {spare}: take it out of the table"

@@ -9,89 +9,51 @@ the paper's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from shoal import optim
-from shoal.config import remember_given
-from shoal.control import Training
+from shoal.acting.deterministic import DeterministicPolicy
+from shoal.batches import Batch
+from shoal.config import Amount, Count, Widths, config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
+from shoal.functional.deterministic import deterministic_policy_loss
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter, user_pattern
-from shoal.nets.building import Spaces, to_tensor
-from shoal.nets.control import ControlNetworks, make_control_networks
-from shoal.nets.control_acting import DeterministicPolicy, ValuingPolicy
-from shoal.nets.encoder import nest
+from shoal.functional.q import importance_mean, value_metrics
+from shoal.loops.wiring import Settings, Wiring
+from shoal.nets.building import Spaces
+from shoal.nets.control import Actor, ControlNetworks, Critic, make_bodies
+from shoal.nets.targets import Drift, Target, frozen
+from shoal.options import Acting, ActorAndCritics, CentralInference, Experience, Learning, Noise, Rewards
 from shoal.program import Program
-from shoal.replay import Prioritized, Table, n_step
-from shoal.services.metrics import Metrics
-from shoal.services.weights import WeightStore
-
-Array = npt.NDArray[Any]
+from shoal.replay import n_step
+from shoal.state import Stateful
 
 
-@remember_given
-@dataclass(frozen=True, kw_only=True)
-class Config:
+@config
+class Config(ActorAndCritics, Learning, Experience, Noise, Rewards, CentralInference, Acting):
     env: str = "Pendulum-v1"
-    preset: str = "auto"  # auto: by the environment's kind
-
-    # acting
-
-    actors: int = 1
-    envs_per_actor: int = 8
-    vectorizer: str = "auto"  # native where the environment has one, else sync
-    inference: str = "local"  # or central: actors own no network and ask an inference server
-    inference_servers: int = 1
-    inference_batch: int = 0  # environments answered at once; 0: all of a server's actors
-    inference_wait: float = 0.002  # seconds a request waits for others to share its batch
-    rows: int = 8  # steps of every environment between two messages to the replay, and two looks for new weights
-    noise: float = 0.8  # largest deviation of the noise on actions, in units of half their range
-    noise_smallest: float = 0.05  # deviations go down to this one over all environments, in equal ratios
-    reward_scale: float = 1.0
-    reward_clip: float = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
-
-    # replay
-
-    shards: int = 1  # replay services
-    capacity: int = 1_000_000  # transitions; a soft limit: what is over it goes every 100 updates, the oldest first
-    learning_starts: int = 1_000  # transitions that are there before the first update
-    samples_per_insert: float = 0.0  # 0: acting and learning go at their own pace
-    priority_exponent: float = 0.6
-    importance_exponent: float = 0.4
-    n: int = 5  # steps of a return
-    pattern: str | None = None  # module:factory of a pattern in place of n-step transitions; called with this config
-
-    # learning
-
-    learners: int = 1  # each takes its share of a batch; gradients are summed over all of them
-    batch: int = 256  # transitions per update
-    publish_every: int = 1  # updates between versions of the weights
-    target_every: int = 100  # updates after which the target networks follow
-    target_rate: float = 1.0  # how much of the way they go: 1 copies
-    device: str = "cpu"
-    gamma: float = 0.99
-    slope_clip: float = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
-    saturation_cost: float = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
-    actor_rate: float = 1e-4
-    critic_rate: float = 1e-4
-    epsilon: float = 1e-8  # of Adam
-    grad_clip: float = 40.0  # norm, for actor and critic apart
-
-    # networks
-
-    network: str | None = None  # module:factory, see shoal.nets.control
-    actor_hidden: tuple[int, ...] = (300, 200)
-    critic_hidden: tuple[int, ...] = (400, 300)
-    activation: str = "relu"
+    envs_per_actor: Count = 8
+    rows: Count = 8
+    noise: Amount = 0.8
+    noise_smallest: Amount = 0.05
+    capacity: Count = 1_000_000
+    n: Count = 5
+    batch: Count = 256
+    target_every: Count = 100
+    actor_rate: Amount = 1e-4
+    critic_rate: Amount = 1e-4
+    grad_clip: Amount = 40.0  # norm, for actor and critic apart
+    slope_clip: Amount = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
+    saturation_cost: Amount = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
+    actor_hidden: Widths = (300, 200)
+    critic_hidden: Widths = (400, 300)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -111,63 +73,78 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_networks(cfg: Config, env_spec: Spaces, seed: int) -> ControlNetworks:
-    actor, critic = make_control_networks(
-        env_spec.observation_space,
-        env_spec.action_space,
-        seed=seed,
-        network=cfg.network,
-        actor_hidden=cfg.actor_hidden,
-        critic_hidden=cfg.critic_hidden,
-        activation=cfg.activation,
+def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
+    actor, critic = make_bodies(cfg, env, seed, normalised=True)
+    return ControlNetworks(Actor(actor, env.action_space), Critic(critic))
+
+
+def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> DeterministicPolicy:
+    environments = cfg.actors * cfg.envs_per_actor
+    ladder = noise_ladder(np.arange(environments), environments, cfg.noise, cfg.noise_smallest)
+    prioritized = cfg.replay == "prioritized" and not greedy
+    return DeterministicPolicy(
+        make_networks(cfg, env, seed),
+        seed,
+        noise=None if greedy else ladder,
+        priorities=partial(first_priorities, cfg) if prioritized else None,
+        device=cfg.acting_device,
     )
-    return ControlNetworks(actor, critic)
 
 
-def make_policy(cfg: Config, env_spec: Spaces, seed: int, greedy: bool = False) -> DeterministicPolicy:
-    networks = build_networks(cfg, env_spec, seed)
-    if greedy:
-        return DeterministicPolicy(networks, seed)
-    total = cfg.actors * cfg.envs_per_actor
-    scales = noise_ladder(np.arange(total), total, cfg.noise, cfg.noise_smallest)
-    return ValuingPolicy(networks, seed, scales, reward_scale=cfg.reward_scale)
+def td_errors(cfg: Config, items: Mapping[str, Tensor], q: Tensor, next_value: Tensor) -> Tensor:
+    """The law of both sides: by how much n-step transitions [B] were worth more than q; priorities are its size."""
+    return bootstrap(items["reward"] * cfg.reward_scale, items["discount"], next_value) - q
 
 
-class ApexDPG:
+def first_priorities(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """Those of new items, by the values that were acted on."""
+    return td_errors(cfg, items, items["q"], items["next_value"]).abs()
+
+
+class ApexDPG(Stateful):
     """The learner: batches of n-step transitions in, weights and priorities out."""
 
-    def __init__(self, cfg: Config, env_spec: Spaces, seed: int, peers: optim.Peers = optim.ALONE) -> None:
+    def __init__(self, cfg: Config, env: Spaces, seed: int, peers: optim.Peers = optim.ALONE) -> None:
         self.cfg = cfg
-        self._device = torch.device(cfg.device)
-        self._observation_space = env_spec.observation_space
-        self._training = Training(build_networks(cfg, env_spec, seed).to(self._device), cfg, peers)
+        self.network = make_networks(cfg, env, seed).to(cfg.device)
+        make = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
+        self.actor_optimizer = make(self.network.actor.parameters(), rate=cfg.actor_rate)
+        self.critic_optimizer = make(self.network.critic.parameters(), rate=cfg.critic_rate)
+        self.target = Target(self.network, cfg.target_every, cfg.target_rate)
 
-    def weights(self) -> dict[str, Array]:
-        return self._training.weights()
-
-    def load(self, weights: Mapping[str, Array]) -> None:
-        self._training.load(weights)
-
-    def update(self, batch: Mapping[str, Array]) -> dict[str, Any]:
+    def update(self, batch: Batch) -> dict[str, Any]:
         """One update of both networks from columns [B, ...] of n-step transitions and "importance" [B]."""
-        columns = {name: to_tensor(array, self._device) for name, array in batch.items()}
-        loss, priorities, metrics = self.critic_loss(columns)
-        metrics |= self._training.step(loss, nest(self._observation_space, columns), len(priorities))
-        return {**metrics, "priorities": priorities.cpu().numpy()} if metrics["applied"] else metrics
+        critic_loss, priorities, metrics = self.critic_loss(batch)
+        items = torch.tensor(len(priorities))
+        critic = self.critic_optimizer.step(critic_loss, items)
+        metrics |= {"critic_loss": critic_loss.detach(), "critic_grad_norm": critic.grad_norm}
+        if not critic.applied:
+            return metrics | {"applied": False}
+        actor_loss, slopes = self.actor_loss(batch["observation"])
+        actor = self.actor_optimizer.step(actor_loss, items)
+        self.target.follow(self.critic_optimizer.updates)  # after both
+        metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor.grad_norm, "slope": slopes.mean()}
+        return metrics | {"target_drift": Drift(self.target), "applied": actor.applied, "priorities": priorities}
 
-    def critic_loss(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss, weighted by importance, the items' priorities [B], and metrics."""
-        cfg, actor, critic, target = self.cfg, self._training.actor, self._training.critic, self._training.target
-        following = nest(self._observation_space, columns, "next_observation")
-        rewards, discounts = columns["reward"] * cfg.reward_scale, columns["discount"]
+        following, network, target = batch["next_observation"], self.network, self.target.network
         with torch.no_grad():
-            targets = bootstrap(rewards, discounts, target.critic(following, target.actor(following)))
-        q = critic(nest(self._observation_space, columns), actor.units.to_units(columns["action"]))
-        errors = targets - q
-        loss = 0.5 * (columns["importance"] * errors.square()).mean()
-        priorities, q = errors.detach().abs(), q.detach()
-        metrics = {"td_error": priorities.mean(), "q_mean": q.mean(), "q_min": q.min(), "q_max": q.max()}
-        return loss, priorities, metrics
+            next_value = target.critic(following, target.actor(following))
+        q = network.critic(batch["observation"], network.actor.units.to_units(batch["action"]))
+        errors = td_errors(self.cfg, batch, q, next_value)
+        loss = importance_mean(0.5 * errors.square(), batch.get("importance"))
+        return loss, errors.detach().abs(), value_metrics(q, errors)
+
+    def actor_loss(self, observation: Any) -> tuple[Tensor, Tensor]:
+        """Minus the mean return that the critic expects of the actor's actions, what their saturation costs, and norms
+        of dQ/da before clipping [B]."""
+        raw = self.network.actor.raw(observation)
+        with frozen(self.network.critic):
+            losses, slopes = deterministic_policy_loss(
+                torch.tanh(raw), partial(self.network.critic, observation), clip=self.cfg.slope_clip or None
+            )
+        return losses.mean() + self.cfg.saturation_cost * raw.square().sum(-1).mean(), slopes
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
@@ -177,34 +154,10 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
             f"--noise-smallest 0 leaves all environments but the first without noise: give a number above 0, or "
             f"--noise {cfg.noise:g} for no ladder."
         )
-    p = Program()
-    metrics = p.add("metrics", Metrics)
-    weights = p.add("weights", WeightStore)
-    table = Table(
-        "transitions",
-        cfg.capacity,
-        sampler=Prioritized(cfg.priority_exponent),
-        limiter=limiter(cfg.samples_per_insert, cfg.learning_starts, cfg.batch, cfg.envs_per_actor * cfg.rows),
-        soft_capacity=True,
-    )
-    replay = add_replay(p, [table], cfg.shards, cfg.actors)
-    add_learners(
-        p,
-        cfg.learners,
-        partial(ApexDPG, cfg, env),
-        "transitions",
-        cfg.batch,
-        replay,
-        weights,
-        metrics,
-        publish_every=cfg.publish_every,
-        max_updates=settings.max_updates,
-        beta=cfg.importance_exponent,
-        trim_every=100,
-    )
-    steps = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    pattern = user_pattern(cfg, steps)
-    policy = partial(make_policy, cfg, env)
-    add_actors(p, cfg, env, policy, {"transitions": pattern}, cfg.rows, replay, weights, metrics)
-    add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)
-    return p
+    wiring = Wiring(cfg, env, settings)
+    replay = wiring.add_experience("transitions", block=cfg.envs_per_actor * cfg.rows)
+    wiring.add_learners(ApexDPG, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
+    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    wiring.add_actors(make_policy, writes=replay, pattern=pattern, rows=cfg.rows)
+    wiring.add_evaluator(make_policy)
+    return wiring.program

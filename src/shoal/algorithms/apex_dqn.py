@@ -7,90 +7,47 @@ each run at its own pace; losses are means over a batch; the small preset uses A
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal import optim
-from shoal.config import remember_given
+from shoal.acting.q import QPolicy
+from shoal.batches import Batch
+from shoal.config import Amount, Whole, Widths, config
 from shoal.envs import EnvSpec
-from shoal.functional.distributional import quantile_huber_loss
+from shoal.functional.distributional import quantile_huber_loss, quantile_priorities
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.functional.q import chosen, double_q_values, huber, td_errors
-from shoal.loops.wiring import Settings, add_actors, add_evaluator, add_learners, add_replay, limiter, user_pattern
-from shoal.nets.building import Spaces, export_weights, import_weights, named_tensors, to_tensor
-from shoal.nets.encoder import nest
+from shoal.functional.q import chosen, double_q_values, huber, importance_mean, value_metrics
+from shoal.loops.wiring import Settings, Wiring
+from shoal.nets.building import Spaces
 from shoal.nets.q import make_q_network
-from shoal.nets.q_acting import QPolicy
+from shoal.nets.targets import Drift, Target
+from shoal.options import Acting, CentralInference, EpsilonLadder, Experience, Learning, Rewards
 from shoal.program import Program
-from shoal.replay import Prioritized, Table, n_step
-from shoal.services.metrics import Metrics
-from shoal.services.weights import WeightStore
-
-Array = npt.NDArray[Any]
+from shoal.replay import n_step
+from shoal.state import Stateful
 
 
-@remember_given
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    env: str = "CartPole-v1"
-    preset: str = "auto"  # auto: by the environment's kind
-
-    # acting
-
-    actors: int = 1
-    envs_per_actor: int = 64
-    vectorizer: str = "auto"  # native where the environment has one, else sync
-    inference: str = "local"  # or central: actors own no network and ask an inference server
-    inference_servers: int = 1
-    inference_batch: int = 0  # environments answered at once; 0: all of a server's actors
-    inference_wait: float = 0.002  # seconds a request waits for others to share its batch
-    rows: int = 16  # steps of every environment between two messages to the replay, and two looks for new weights
-    ladder_base: float = 0.4  # environment i of N explores with ε = base^(1 + exponent · i/(N−1))
-    ladder_exponent: float = 7.0
-    reward_scale: float = 1.0
-    reward_clip: float = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
-
-    # replay
-
-    shards: int = 1  # replay services
-    capacity: int = 100_000  # transitions; a soft limit: what is over it goes every 100 updates, the oldest first
-    learning_starts: int = 1_000  # transitions that are there before the first update
-    samples_per_insert: float = 0.0  # 0: acting and learning go at their own pace
-    priority_exponent: float = 0.6
-    importance_exponent: float = 0.4
-    n: int = 3  # steps of a return
-    pattern: str | None = None  # module:factory of a pattern in place of n-step transitions; called with this config
-
-    # learning
-
-    learners: int = 1  # each takes its share of a batch; gradients are summed over all of them
-    batch: int = 512  # transitions per update
-    publish_every: int = 1  # updates between versions of the weights
-    target_every: int = 200  # updates between copies of the network into the target network
-    device: str = "cpu"
-    gamma: float = 0.99
-    quantiles: int = 0  # of the return, per action; 0: only its mean
-    kappa: float = 0.0  # TD errors beyond it count linearly; 0: all are squared, or with quantiles as 1
-    optimizer: str = "adam"  # or rmsprop, centred as in the paper
-    learning_rate: float = 1e-3
-    epsilon: float = 1e-8  # of the optimizer
-    grad_clip: float = 40.0  # norm; 0: not at all
+@config
+class Config(Learning, Experience, EpsilonLadder, Rewards, CentralInference, Acting):
+    quantiles: Whole = 0  # of the return, per action; 0: only its mean
+    kappa: Amount = 0.0  # TD errors beyond it count linearly; 0: all are squared, or with quantiles as 1
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, as in the paper
+    learning_rate: Amount = 1e-3
+    grad_clip: Amount = 40.0  # norm; 0: not at all
 
     # network
 
     network: str | None = None  # module:factory, see shoal.nets.user_q
-    hidden: tuple[int, ...] = (256, 256)
+    hidden: Widths = (256, 256)
     activation: str = "relu"
-    stream: int = 0  # width of the hidden layers of value and advantage; 0: none
+    stream: Whole = 0  # width of the hidden layers of value and advantage; 0: none
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -112,42 +69,41 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_network(cfg: Config, env_spec: Spaces, seed: int) -> nn.Module:
-    return make_q_network(
-        env_spec.observation_space,
-        env_spec.action_space,
-        seed=seed,
-        network=cfg.network,
-        quantiles=cfg.quantiles,
-        hidden=cfg.hidden,
-        activation=cfg.activation,
-        stream=cfg.stream,
-    )
-
-
-def make_policy(cfg: Config, env_spec: Spaces, seed: int, greedy: bool = False) -> QPolicy:
-    total = cfg.actors * cfg.envs_per_actor
-    ladder = epsilon_ladder(np.arange(total), total, cfg.ladder_base, cfg.ladder_exponent)
+def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> QPolicy:
+    environments = cfg.actors * cfg.envs_per_actor
+    ladder = epsilon_ladder(np.arange(environments), environments, cfg.ladder_base, cfg.ladder_exponent)
     return QPolicy(
-        build_network(cfg, env_spec, seed),
+        make_q_network(cfg, env, seed, cfg.quantiles),
         seed,
-        None if greedy else ladder,
-        quantiles=cfg.quantiles,
-        reward_scale=cfg.reward_scale,
+        epsilons=None if greedy else ladder,
+        priorities=partial(first_priorities, cfg) if cfg.replay == "prioritized" else None,
+        device=cfg.acting_device,
     )
 
 
-class ApexDQN:
+def targets_of(cfg: Config, items: Mapping[str, Tensor], values: Tensor) -> Tensor:
+    """What n-step transitions should have been worth, from what their last states are worth."""
+    return bootstrap(items["reward"] * cfg.reward_scale, items["discount"], values)
+
+
+def priorities_of(q: Tensor, targets: Tensor) -> Tensor:
+    """The priority law of actors and learners: |TD error|, of quantiles its mean over all pairs. [B] or [B, K]."""
+    return (targets - q).detach().abs() if q.dim() == 1 else quantile_priorities(q.detach(), targets)
+
+
+def first_priorities(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """Those of new items, by the values that were acted on."""
+    return priorities_of(items["q"], targets_of(cfg, items, items["next_value"]))
+
+
+class ApexDQN(Stateful):
     """The learner: batches of n-step transitions in, weights and priorities out."""
 
-    def __init__(self, cfg: Config, env_spec: Spaces, seed: int, peers: optim.Peers = optim.ALONE) -> None:
+    def __init__(self, cfg: Config, env: Spaces, seed: int, peers: optim.Peers = optim.ALONE) -> None:
         self.cfg = cfg
-        self._device = torch.device(cfg.device)
-        self._network = build_network(cfg, env_spec, seed).to(self._device)
-        self._target = copy.deepcopy(self._network)
-        self._observation_space = env_spec.observation_space
-        self._optimizer = optim.make(
-            self._network.parameters(),
+        self.network = make_q_network(cfg, env, seed, cfg.quantiles).to(cfg.device)
+        self.optimizer = optim.make(
+            self.network.parameters(),
             peers,
             rate=cfg.learning_rate,
             kind=cfg.optimizer,
@@ -157,90 +113,40 @@ class ApexDQN:
             epsilon_inside=True,
             clip_norm=cfg.grad_clip,
         )
-        self._tensors = named_tensors(self._network)
-        self._target_flat = optim.flatten([weight for weight in self._target.parameters() if weight.requires_grad])
+        self.target = Target(self.network, cfg.target_every)
 
-    def weights(self) -> dict[str, Array]:
-        return export_weights(self._tensors)
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """One update from columns [B, ...] of n-step transitions and, if prioritised, "importance" [B]."""
+        loss, priorities, metrics = self.loss(batch)
+        step = self.optimizer.step(loss, torch.tensor(len(priorities)))
+        self.target.follow(self.optimizer.updates)
+        metrics |= {"grad_norm": step.grad_norm, "applied": step.applied, "target_drift": Drift(self.target)}
+        return metrics | {"priorities": priorities} if step.applied else metrics
 
-    def load(self, weights: Mapping[str, Array]) -> None:
-        import_weights(self._tensors, weights)
-        self._target.load_state_dict(self._network.state_dict())
-
-    def update(self, batch: Mapping[str, Array]) -> dict[str, Any]:
-        """One update from columns [B, ...] of n-step transitions and "importance" [B]."""
-        columns = {name: to_tensor(array, self._device) for name, array in batch.items()}
-        loss, priorities, metrics = self.loss(columns)
-        report = self._optimizer.step(loss, torch.tensor(len(priorities)))
-        if self._optimizer.updates % self.cfg.target_every == 0:
-            self._target.load_state_dict(self._network.state_dict())
-        metrics |= {"grad_norm": report.grad_norm, "applied": float(report.applied), "target_drift": self._drift()}
-        return {**metrics, "priorities": priorities.cpu().numpy()} if report.applied else metrics
-
-    def loss(self, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss, weighted by importance, the items' priorities [B], and metrics."""
-        cfg = self.cfg
-        following = nest(self._observation_space, columns, "next_observation")
+        cfg, following = self.cfg, batch["next_observation"]
         with torch.no_grad():
-            expected = self._network(following).mean(-1) if cfg.quantiles else self._network(following)
-            values = double_q_values(expected, self._target(following))
-            targets = bootstrap(columns["reward"] * cfg.reward_scale, columns["discount"], values)
-        q = self._network(nest(self._observation_space, columns))
+            ahead = self.network(following)
+            preferred = ahead.mean(-1) if cfg.quantiles else ahead
+            targets = targets_of(cfg, batch, double_q_values(preferred, self.target.network(following)))
+        values = self.network(batch["observation"])
+        q = chosen(values, batch["action"])
         if cfg.quantiles:
-            losses, priorities = quantile_huber_loss(chosen(q, columns["action"]), targets, cfg.kappa or 1.0)
+            losses, priorities = quantile_huber_loss(q, targets, cfg.kappa or 1.0)  # both in one go over the pairs
         else:
-            errors = td_errors(q, columns["action"], targets)
-            losses = huber(errors, cfg.kappa) if cfg.kappa else 0.5 * errors.square()
-            priorities = errors.detach().abs()
-        loss = (columns["importance"] * losses).mean()
-        with torch.no_grad():
-            metrics = {
-                "loss": loss.detach(),
-                "td_error": priorities.mean(),
-                "q_mean": q.mean(),
-                "q_min": q.min(),
-                "q_max": q.max(),
-            }
-        return loss, priorities, metrics
-
-    @torch.no_grad()
-    def _drift(self) -> Tensor:
-        """How far the network has moved since its last copy, in parts of its size."""
-        now = self._optimizer.flat
-        drift: Tensor = torch.linalg.vector_norm(now - self._target_flat) / torch.linalg.vector_norm(now)
-        return drift
+            losses = huber(targets - q, cfg.kappa) if cfg.kappa else 0.5 * (targets - q).square()
+            priorities = priorities_of(q, targets)
+        loss = importance_mean(losses, batch.get("importance"))
+        return loss, priorities, {"loss": loss.detach(), **value_metrics(values, priorities)}
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a prioritised table, learners sample it and send back how surprising each transition was."""
-    p = Program()
-    metrics = p.add("metrics", Metrics)
-    weights = p.add("weights", WeightStore)
-    table = Table(
-        "transitions",
-        cfg.capacity,
-        sampler=Prioritized(cfg.priority_exponent),
-        limiter=limiter(cfg.samples_per_insert, cfg.learning_starts, cfg.batch, cfg.envs_per_actor * cfg.rows),
-        soft_capacity=True,
-    )
-    replay = add_replay(p, [table], cfg.shards, cfg.actors)
-    add_learners(
-        p,
-        cfg.learners,
-        partial(ApexDQN, cfg, env),
-        "transitions",
-        cfg.batch,
-        replay,
-        weights,
-        metrics,
-        publish_every=cfg.publish_every,
-        max_updates=settings.max_updates,
-        beta=cfg.importance_exponent,
-        trim_every=100,
-    )
-    steps = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    pattern = user_pattern(cfg, steps)
-    policy = partial(make_policy, cfg, env)
-    add_actors(p, cfg, env, policy, {"transitions": pattern}, cfg.rows, replay, weights, metrics)
-    add_evaluator(p, settings, cfg, env, partial(make_policy, cfg, env, greedy=True), weights, metrics)
-    return p
+    wiring = Wiring(cfg, env, settings)
+    replay = wiring.add_experience("transitions", block=cfg.envs_per_actor * cfg.rows)
+    wiring.add_learners(ApexDQN, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
+    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    wiring.add_actors(make_policy, writes=replay, pattern=pattern, rows=cfg.rows)
+    wiring.add_evaluator(make_policy)
+    return wiring.program

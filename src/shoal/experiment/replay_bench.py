@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.loops.recorder import Ahead
+from shoal.acting.sender import PipelinedInserts
 from shoal.program import Program, futures
 from shoal.replay import Pattern, Prioritized, Replay, Table, Writer, n_step, sequence
 from shoal.runtime import launch
@@ -65,7 +65,7 @@ class Driver:
 
     def __init__(self, work: Work, replay: Replay) -> None:
         self._work, self._replay = work, replay
-        self._writer = Writer(Ahead(replay), {TABLE: work.pattern})  # as actors write
+        self._writer = Writer(PipelinedInserts(replay), {TABLE: work.pattern})  # as actors write
         self._block = work.block()
         self._random = np.random.default_rng(1)
 

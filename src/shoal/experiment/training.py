@@ -24,7 +24,7 @@ from shoal.loops.wiring import Settings
 from shoal.program import Handle, NodeDied
 from shoal.runtime import Run, RunFailed, Supervisor, launch
 from shoal.runtime.supervise import Loss
-from shoal.services.weights import NONE
+from shoal.versions import NONE
 
 TICK = 0.1  # seconds between two looks at the run
 ROW_EVERY = 1.0  # seconds between two rows of metrics

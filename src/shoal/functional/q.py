@@ -62,3 +62,14 @@ def sequence_priorities(errors: Tensor, valid: Tensor, mix: float = 0.9) -> Tens
     """
     size = torch.where(valid, errors.abs(), 0.0)
     return mix * size.amax(0) + (1.0 - mix) * size.sum(0) / valid.sum(0).clamp(min=1)
+
+
+def importance_mean(losses: Tensor, importance: Tensor | None) -> Tensor:
+    """The mean of items' losses [B], each weighted by its importance [B] where it was sampled by priority; 0-d."""
+    return losses.mean() if importance is None else (importance * losses).mean()
+
+
+@torch.no_grad()
+def value_metrics(q: Tensor, errors: Tensor) -> dict[str, Tensor]:
+    """What users of Q-learning look for: the size of TD errors, and the range of values."""
+    return {"td_error": errors.abs().mean(), "q_mean": q.mean(), "q_min": q.min(), "q_max": q.max()}

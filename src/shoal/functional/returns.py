@@ -1,4 +1,4 @@
-"""Recurrences that run backwards through time, and how well values explain returns."""
+"""Rewards as they are learned from, recurrences that run back through time, and how well values explain returns."""
 
 from __future__ import annotations
 
@@ -39,3 +39,8 @@ def explained_variance(squared_error: Tensor, targets: Tensor, valid: Tensor, co
     targets = torch.where(valid, targets, 0.0)
     variance = (targets.square().sum() - targets.sum().square() / count) / count
     return 1.0 - squared_error / variance.clamp(min=1e-8)
+
+
+def learned_rewards(rewards: Tensor, scale: float, clip: float = 0.0) -> Tensor:
+    """Rewards as they are learned from: clipped to ± clip (0: not at all), then scaled."""
+    return (rewards.clamp(-clip, clip) if clip else rewards) * scale

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import Envs
 from shoal.envs.vector import Step
-from shoal.loops.recorder import Columns, Placed, Policy, Recorder, Sender
 from shoal.program import Future, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import NONE, WeightStore, updates_between
+from shoal.services.weights import WeightStore
+from shoal.state import has_state, load_state, state_of
+from shoal.types import Columns
+from shoal.versions import NONE, updates_between
 
 
-class Driven:
-    """Environments as an actor drives them, with the counts that every actor reports."""
+class EnvRunner:
+    """Steps environments, with the counts that every actor reports."""
 
     def __init__(self, envs: Envs, metrics: Metrics) -> None:
         self.envs = envs
@@ -54,7 +57,7 @@ class ActorLoop:
         make_policy: Callable[[int], Policy],
         patterns: Mapping[str, Pattern],  # the table each kind of item goes to
         rows: int,  # per block
-        replay: Replay | list[Replay],
+        replays: Sequence[Replay],
         weights: WeightStore,
         metrics: Metrics,
         *,
@@ -62,35 +65,45 @@ class ActorLoop:
         first_environment: int = 0,  # the place of its environments among those of all actors
     ) -> None:
         seed = current().seed
-        self._driven = Driven(make_envs(seed), metrics)
-        policy, count = make_policy(seed + 1), self._driven.envs.count
-        self._send = Sender(policy, replay, patterns, current().name, home=first_environment // count)
+        self._runner = EnvRunner(make_envs(seed), metrics)
+        policy, count = make_policy(seed + 1), self._runner.envs.count
+        self._send = Sender(policy, replays, patterns, current().name, home=first_environment // count)
         self._recorder = Recorder(policy, count, rows, self._ship, first_environment=first_environment)
-        if isinstance(policy, Placed):
-            policy.place(self._recorder.environments)
+        if isinstance(policy, PerEnvironment):
+            policy.set_environments(self._recorder.environments)
         self._weights = weights
         self._synchronous = synchronous
         self._fetching: Future | None = None
         found = weights.wait(NONE)
         if found is not None:
             self._recorder.load(*found)
-        self._driven.report.lap("starting")
+        self._runner.report.lap("starting")
 
     def step(self) -> None:
-        recorder, driven = self._recorder, self._driven
+        recorder, runner = self._recorder, self._runner
         complete = False
         while not complete:
-            outcome = driven.step(recorder.act(driven.observation))
+            outcome = runner.step(recorder.act(runner.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
-        driven.end_of_block()
+        runner.end_of_block()
         self._refresh()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the policy and its recorder hold; what environments hold is their own."""
+        parts = {"recorder": self._recorder, "policy": self._recorder.policy}
+        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, part in (("recorder", self._recorder), ("policy", self._recorder.policy)):
+            if name in state:
+                load_state(part, state[name])
+
     def close(self) -> None:
-        self._driven.envs.close()
+        self._runner.envs.close()
 
     def _ship(self, block: Columns) -> None:
         self._send(block)
-        self._driven.report.lap("waiting to insert")
+        self._runner.report.lap("waiting to insert")
 
     def _refresh(self) -> None:
         """Take newer weights when they have arrived; ask for them without waiting, unless synchronous."""
@@ -98,7 +111,7 @@ class ActorLoop:
             found: Any = self._weights.wait(self._recorder.version)
             if found is not None:
                 self._recorder.load(*found)
-            self._driven.report.lap("waiting for weights")
+            self._runner.report.lap("waiting for weights")
             return
         if self._fetching is None:
             self._fetching = futures(self._weights).newer(self._recorder.version)
@@ -106,9 +119,9 @@ class ActorLoop:
             found = self._fetching.result()
             self._fetching = None
             if found is not None:
-                self._driven.report.values["acting_staleness"] = updates_between(self._recorder.version, found[0])
+                self._runner.report.values["acting_staleness"] = updates_between(self._recorder.version, found[0])
                 self._recorder.load(*found)
-        self._driven.report.lap("weights")
+        self._runner.report.lap("weights")
 
 
 class RemoteActorLoop:
@@ -117,18 +130,18 @@ class RemoteActorLoop:
     restart = True
 
     def __init__(self, make_envs: Callable[[int], Envs], rows: int, inference: Any, metrics: Metrics) -> None:
-        self._driven = Driven(make_envs(current().seed), metrics)
+        self._runner = EnvRunner(make_envs(current().seed), metrics)
         self._inference = inference
         self._rows = rows
         self._outcome: Any = None
 
     def step(self) -> None:
-        driven, node = self._driven, current()
+        runner, node = self._runner, current()
         for _ in range(self._rows):
-            action = self._inference.act(node.name, node.restarts, driven.observation, self._outcome)
-            outcome = driven.step(action)
+            action = self._inference.act(node.name, node.restarts, runner.observation, self._outcome)
+            outcome = runner.step(action)
             self._outcome = (outcome.reward, outcome.terminated, outcome.valid)
-        driven.end_of_block()
+        runner.end_of_block()
 
     def close(self) -> None:
-        self._driven.envs.close()
+        self._runner.envs.close()

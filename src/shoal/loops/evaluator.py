@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from shoal.acting import Policy, with_last_reward, zero_where
 from shoal.envs import Envs
-from shoal.loops.recorder import Policy, rewarded
 from shoal.program import current
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import NONE, Weights, WeightStore, number
+from shoal.services.weights import WeightStore
 from shoal.sync import monotonic, sleep
+from shoal.types import Columns
+from shoal.versions import NONE, number
 
 MOST_OF_TIME = 0.2  # that judging may take: long episodes are judged less often
 CONFIRM = 50  # fresh episodes before a run may say `reached`
@@ -31,7 +33,7 @@ def evaluate(envs: Envs, policy: Policy, episodes: int) -> list[float]:
         while running.any():
             action, state, _ = policy.act(observation, state, first)
             outcome = envs.step(action)
-            state = rewarded(state, outcome.reward)
+            state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))
             total += np.where(running, outcome.reward, 0.0)
             running &= ~(outcome.terminated | outcome.truncated)
             observation, first = outcome.observation, ~outcome.valid
@@ -64,7 +66,7 @@ class Evaluator:
         self._report = Reporter(metrics)
         self._episodes, self._every, self._target = episodes, every, target
         self._version = NONE
-        self._confirmed: tuple[int, Weights] | None = None
+        self._confirmed: tuple[int, Columns] | None = None
         self._next = 0.0
 
     def step(self) -> None:
@@ -100,7 +102,7 @@ class Evaluator:
         if report.due():
             report.flush()
 
-    def confirmed(self) -> tuple[int, Weights] | None:
+    def confirmed(self) -> tuple[int, Columns] | None:
         """The first version that reached the target, and its weights: those that follow are not always better."""
         return self._confirmed
 

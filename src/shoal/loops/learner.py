@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import nn
 
-from shoal.loops.recorder import Columns
-from shoal.program import Future, current, futures
-from shoal.replay import Replay, ReplayTimeout, Sample
+from shoal.batches import Batch
+from shoal.loops.prefetch import Prefetch
+from shoal.nets.weights import export_weights
+from shoal.program import Future, NodeDied, current, futures
+from shoal.replay import Replay, Sample
 from shoal.services.group import Group, Member
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import NONE, Weights, WeightStore, make_version, number
-from shoal.sync import sleep
+from shoal.services.weights import WeightStore
+from shoal.state import as_arrays, as_tensors
+from shoal.sync import monotonic, sleep
+from shoal.types import Columns
+from shoal.versions import make_version, number
 
 MAX_REFUSED = 10  # updates refused in a row before the run gives up
 PATIENCE = 1.0  # seconds after which one of several learners asks for its data anew
+SNAPSHOT_EVERY = 2.0  # seconds, at the least, between two snapshots for the learner's next life
+SNAPSHOT_SHARE = 0.01  # of the learner's time that they may take
 
 
 class NonFinite(RuntimeError):
@@ -25,18 +33,18 @@ class NonFinite(RuntimeError):
 
 
 class Learner(Protocol):
-    """What learns. `update` returns its measurements; among them `applied`, False when the update was refused because
-    loss or gradient were not finite, `priorities` [items], which go back to a prioritised table, and a `note`, a
-    sentence for the user."""
+    """What learns. `network` is published; `update` returns its measurements, and among them `applied`, False when the
+    update was refused because loss or gradient were not finite, `priorities` [items], which go back to a prioritised
+    table, and a `note`, a sentence for the user.
 
-    def update(self, batch: Columns) -> dict[str, Any]: ...
-    def weights(self) -> Weights: ...
+    With `state_dict` and `load_state_dict` it goes on where it was after a restart; without, from its weights.
+    """
 
-
-class GroupLearner(Learner, Protocol):
-    """One that can be one of several, which start from the same weights."""
-
-    def load(self, weights: Weights) -> None: ...
+    @property
+    def network(self) -> nn.Module: ...
+    def update(self, batch: Batch) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class LearnerLoop:
@@ -44,8 +52,10 @@ class LearnerLoop:
 
     With a `group`, this is learner `rank` of `learners` that update together: `make_learner` is also given the `Member`
     through which they add up. Rank 0 publishes and counts. When one of them is lost all start again, from the newest
-    weights, in a new generation.
+    snapshot, in a new generation.
     """
+
+    restart = True  # it goes on from its newest snapshot, which the weight service keeps
 
     def __init__(
         self,
@@ -56,6 +66,8 @@ class LearnerLoop:
         weights: WeightStore,
         metrics: Metrics,
         *,
+        observation_space: Any,
+        device: str = "cpu",
         prefetch: int = 1,
         publish_every: int = 1,
         max_updates: int | None = None,
@@ -66,28 +78,32 @@ class LearnerLoop:
         rank: int = 0,
         learners: int = 1,
     ) -> None:
-        self._table, self._batch = table, batch
+        self._table = table
         self._replay, self._weights = replay, weights
         self._publish_every, self._max_updates = publish_every, max_updates
         self._beta, self._synchronous, self._trim_every = beta, synchronous, trim_every
+        self._device = torch.device(device)
         self._leads = rank == 0
         self._updates = 0
         self._refused = 0
+        self._next_snapshot = 0.0
         self._report = Reporter(metrics)
         self._watching: Future | None = None
         self._largest: Callable[[float], float] = float
+        timeout = None
         if group is None:
-            self._learner, self._generation, self._timeout = make_learner(current().seed), current().restarts, None
-            self._publish()
+            self._learner, self._generation = make_learner(current().seed), current().restarts
         else:
             member = Member(group, rank, learners)
-            learner = make_learner(current().seed, member)
-            self._learner, self._generation, self._timeout = learner, member.generation, PATIENCE
-            self._largest = member.largest
-            self._start_equal(cast(GroupLearner, learner))
-        self._asked: collections.deque[Future] = collections.deque()
-        for _ in range(prefetch + 1):
-            self._ask()
+            self._learner, self._generation = make_learner(current().seed, member), member.generation
+            self._largest, timeout = member.largest, PATIENCE
+        self._start_from_snapshot(alone=group is None)
+        self._prefetch = Prefetch(
+            lambda: futures(replay).sample(table, batch, timeout=timeout),
+            observation_space,
+            self._device,
+            ahead=prefetch,
+        )
         self._report.lap("starting")
 
     def step(self) -> bool:
@@ -95,89 +111,103 @@ class LearnerLoop:
         if self._max_updates is not None and self._updates >= self._max_updates:
             report.flush().result()  # who sees that this node has finished finds everything reported
             return False
-        sample = self._take()
+        sample, batch = self._take()
         report.lap("waiting for data")
-        batch = sample.data
         if self._beta is not None:
-            batch = {**batch, "importance": sample.importance_weights(self._beta, self._largest)}
+            importance = sample.importance_weights(self._beta, self._largest)
+            batch["importance"] = torch.from_numpy(importance).to(self._device)
         measured = self._learner.update(batch)
         self._updates += 1
         if self._leads:
             report.count("learner_steps")
-        report.count("trained_steps", _transitions(batch))
-        self._judge(bool(measured.pop("applied", True)))
+        report.count("trained_steps", _transitions(sample.data))
+        self._check_applied(bool(measured.pop("applied", True)))
         if (note := measured.pop("note", None)) is not None and self._leads:
             report.note(note)
         report.lap("learning")
-        if (priorities := measured.pop("priorities", None)) is not None:
-            futures(self._replay).update_priorities(self._table, sample.keys, priorities)
+        if (priorities := measured.pop("priorities", None)) is not None and self._beta is not None:
+            futures(self._replay).update_priorities(self._table, sample.keys, priorities.cpu().numpy())
         if self._trim_every and self._leads and self._updates % self._trim_every == 0:
             futures(self._replay).trim(self._table)
         if self._updates % self._publish_every == 0:
             self._publish()
+        if self._leads and monotonic() >= self._next_snapshot:
+            self._keep_snapshot()
         report.lap("publishing")
         if report.due():
             if self._leads:
                 report.values.update(measured)
-                acted: Any = batch["version"]
-                acted = acted[batch["mask"]] if "mask" in batch else acted  # rows that exist
-                report.values["staleness"] = self._updates - 1 - float(np.mean(number(acted)))
-                report.values["version"] = self._updates
+                report.values.update(self._measure(sample))
                 if self._beta is not None:
-                    report.values.update(
-                        _spread("priority", sample.priorities), **_spread("importance", batch["importance"])
-                    )
-                self._watch()
+                    report.values.update(_spread("priority", sample.priorities), **_spread("importance", importance))
             report.flush()
         del sample, batch  # their memory can be used again
-        self._ask()
+        self._prefetch.ask()
         return True
 
-    def _ask(self) -> None:
-        self._asked.append(futures(self._replay).sample(self._table, self._batch, timeout=self._timeout))
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self._updates, "learner": self._learner.state_dict()}
 
-    def _take(self) -> Sample:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._learner.load_state_dict(state["learner"])
+        self._updates = state["updates"]
+
+    # ---- data and weights
+
+    def _take(self) -> tuple[Sample, Batch]:
         while True:
-            try:
-                sample: Sample = self._asked.popleft().result()
-            except ReplayTimeout:
-                self._ask()
-                continue
+            sample, batch = self._prefetch.take()
             if not self._synchronous or sample.data["version"][-1].min() >= self._published:
-                return sample
+                return sample, batch
             self._report.count("stale_items", len(sample))
-            self._ask()
+            self._prefetch.ask()
 
     def _publish(self) -> None:
         self._published = make_version(self._generation, self._updates)
         if self._leads:
-            self._weights.publish(self._learner.weights(), self._published)
+            self._weights.publish(export_weights(self._learner.network), self._published)
 
-    def _start_equal(self, learner: GroupLearner) -> None:
-        """Begin with the weights of all others: the newest, or where there are none those that rank 0 was made with."""
+    def _start_from_snapshot(self, alone: bool) -> None:
+        """Begin where the last life's newest snapshot was, or as made; all learners of a group begin as rank 0 does."""
         if not self._leads:
-            found = self._weights.wait(make_version(self._generation, 0) - 1)
-        elif (found := self._weights.newer(NONE)) is not None:
-            sleep(2 * PATIENCE)  # what the lost learners asked for must not be answered with data for the new ones
-        if found is not None:
-            version, weights = found
-            learner.load(weights)
-            self._updates = number(version)
+            self._weights.wait(make_version(self._generation, 0) - 1)
+        kept = self._weights.kept_snapshot()
+        if kept is not None:
+            self.load_state_dict(as_tensors(kept))
+            if self._leads and not alone:
+                sleep(2 * PATIENCE)  # what lost learners asked for must not be answered with data for the new ones
+        if self._leads:
+            self._keep_snapshot()
         self._publish()
 
-    def _watch(self) -> None:
-        """What the table was like when the last report asked: nothing waits for the answer."""
+    def _keep_snapshot(self) -> None:
+        begun = monotonic()
+        self._weights.keep_snapshot(as_arrays(self.state_dict()))
+        self._next_snapshot = begun + max(SNAPSHOT_EVERY, (monotonic() - begun) / SNAPSHOT_SHARE)
+
+    # ---- measurements
+
+    def _measure(self, sample: Sample) -> dict[str, float]:
+        """Staleness of a batch, and what the table was like when the last report asked: nothing waits for it."""
+        acted: Any = sample.data["version"]
+        acted = acted[sample.data["mask"]] if "mask" in sample.data else acted  # rows that exist
+        values = {"staleness": self._updates - 1 - float(np.mean(number(acted))), "version": float(self._updates)}
         if self._watching is not None and self._watching.done():
-            table, values = self._watching.result()[self._table], self._report.values
+            watching, self._watching = self._watching, None
+            try:
+                table = watching.result()[self._table]
+            except NodeDied:  # on its way back: the next sample waits for it
+                return values
             values["replay_size"] = table["size"]
             values["replay_age_seconds"] = table.get("age_seconds_mean", 0.0)
             if table["inserts_per_second"]:
                 values["samples_per_insert"] = table["samples_per_second"] / table["inserts_per_second"]
-            self._watching = None
         if self._watching is None:
             self._watching = futures(self._replay).info()
+        return values
 
-    def _judge(self, applied: bool) -> None:
+    def _check_applied(self, applied: bool) -> None:
+        """Give up when too many updates in a row were refused."""
         if applied:
             self._refused = 0
             return
@@ -191,10 +221,10 @@ class LearnerLoop:
             )
 
 
-def _transitions(batch: Columns) -> int:
+def _transitions(data: Columns) -> int:
     """How many a batch holds: rows of slices but the last, which only bootstraps, or one per item."""
-    valid = batch.get("valid")
-    return int(valid[:-1].sum()) if valid is not None and valid.ndim > 1 else len(batch["version"])
+    valid = data.get("valid")
+    return int(valid[:-1].sum()) if valid is not None and valid.ndim > 1 else len(data["version"])
 
 
 def _spread(name: str, values: Any) -> dict[str, float]:

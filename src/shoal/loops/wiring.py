@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
+
+from torch import nn
 
 from shoal import envs
+from shoal.acting import Policy
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.factories import load_factory
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
-from shoal.loops.learner import GroupLearner, LearnerLoop
-from shoal.loops.recorder import Policy
-from shoal.program import Program
-from shoal.replay import MinSize, Pattern, Replay, SamplesPerInsert, ShardedReplay, Table
+from shoal.loops.learner import Learner, LearnerLoop
+from shoal.loops.worker import Publisher, Worker, WorkerLoop
+from shoal.program import Program, Resources
+from shoal.replay import (
+    MinSize,
+    Pattern,
+    Prioritized,
+    Replay,
+    SamplesPerInsert,
+    ShardedReplay,
+    Table,
+    Uniform,
+)
 from shoal.replay.patterns import Viewed
 from shoal.replay.views import Transition
+from shoal.services.gradients import GradientServer
 from shoal.services.group import Group
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+
+TRIM_EVERY = 100  # updates after which a table is cut down to its soft capacity (Horgan 2018)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +51,250 @@ class Settings:
     eval_every: float = 0.5  # seconds from one evaluation to the next
 
 
-class EvaluatorConfig(Protocol):
-    """The fields of an algorithm's config that judging needs."""
+@dataclass(frozen=True)
+class ReplayHandles:
+    """A replay in a program: learners sample from the one in front, which may ask others; writers know them all."""
 
-    @property
-    def vectorizer(self) -> str: ...
+    table: str
+    front: Replay
+    shards: list[Replay]
+    learning: Mapping[str, Any] = field(default_factory=dict)  # options of LearnerLoop that go with the kind of table
 
 
-class ActorConfig(EvaluatorConfig, Protocol):
-    """The fields of an algorithm's config that acting needs."""
+class Front(ShardedReplay):
+    """One service that speaks for several, so that batches of all of them can be asked for ahead of time."""
 
-    @property
-    def actors(self) -> int: ...
-    @property
-    def envs_per_actor(self) -> int: ...
-    @property
-    def inference(self) -> str: ...
-    @property
-    def inference_servers(self) -> int: ...
-    @property
-    def inference_batch(self) -> int: ...
-    @property
-    def inference_wait(self) -> float: ...
+    restart = True  # it holds nothing
+
+    def close(self) -> None:
+        """The services are nodes themselves, and closed as such."""
+
+
+class Wiring:
+    """A program that is being put together for an algorithm: services, replay, learners, actors, evaluator.
+
+    The factories of learners and policies are those of an algorithm's page: `learner(cfg, env, seed, peers)` and
+    `policy(cfg, env, seed, greedy)`.
+    """
+
+    def __init__(self, cfg: Any, env: EnvSpec, settings: Settings) -> None:
+        self.program = Program()
+        self.cfg, self.env, self.settings = cfg, env, settings
+        self.metrics = self.program.add("metrics", Metrics)
+        self.weights = self.program.add("weights", WeightStore)
+
+    # ---- replay
+
+    def add_replay(self, table: Table, shards: int = 1) -> ReplayHandles:
+        """`replay`, and with several shards `replay/0`, `replay/1`, …, which share the table's capacity."""
+        program, actors = self.program, self.cfg.actors
+        if shards == 1:
+            replay = program.add("replay", Replay, [table])
+            return ReplayHandles(table.name, replay, [replay])
+        if shards > actors:
+            raise UserError(f"--shards {shards} cannot be filled by --actors {actors}: each actor writes to one shard.")
+        share = _share(table, shards)
+        parts = [program.add(f"replay/{index}", Replay, [share], seed=index) for index in range(shards)]
+        program.place("replay/*", restart=True)  # a lost one costs its own items
+        return ReplayHandles(table.name, cast(Replay, program.add("replay", Front, parts)), parts)
+
+    def add_experience(self, table: str, block: int) -> ReplayHandles:
+        """The replay of an algorithm that samples its items again and again (`shoal.options.Experience`); actors bring
+        about `block` items at once."""
+        cfg = self.cfg
+        prioritized = cfg.replay == "prioritized"
+        description = Table(
+            table,
+            cfg.capacity,
+            sampler=Prioritized(cfg.priority_exponent) if prioritized else Uniform(),
+            limiter=limiter(cfg.samples_per_insert, cfg.learning_starts, cfg.batch, block),
+            soft_capacity=True,
+        )
+        learning = {"beta": cfg.importance_exponent if prioritized else None, "trim_every": TRIM_EVERY}
+        return replace(self.add_replay(description, cfg.shards), learning=learning)
+
+    # ---- actors
+
+    def add_actors(
+        self,
+        make_policy: Callable[..., Policy],
+        *,
+        writes: ReplayHandles,
+        pattern: Pattern,
+        rows: int,  # steps between two messages to the replay
+        synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
+    ) -> None:
+        """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
+        cfg = self.cfg
+        policy: Any = partial(make_policy, cfg, self.env)
+        build: Any = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
+        patterns = {writes.table: pattern_of(cfg, pattern)}
+        first_environments = {f"actor/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)}
+        if getattr(cfg, "inference", "local") == "central":
+            self._add_remote_actors(build, policy, writes, patterns, rows, first_environments)
+            return
+        for name, first_environment in first_environments.items():
+            self.program.add(
+                name,
+                ActorLoop,
+                build,
+                policy,
+                patterns,
+                rows,
+                writes.shards,
+                self.weights,
+                self.metrics,
+                synchronous=synchronous,
+                first_environment=first_environment,
+            )
+        self.place("actor/*", cfg.acting_device, share=cfg.actors)
+
+    def _add_remote_actors(
+        self,
+        build: Callable[[int], envs.Envs],
+        policy: Callable[[int], Policy],
+        writes: ReplayHandles,
+        patterns: Mapping[str, Pattern],
+        rows: int,
+        first_environments: Mapping[str, int],
+    ) -> None:
+        cfg = self.cfg
+        count, limit = min(cfg.inference_servers, cfg.actors), cfg.inference_batch
+        if 0 < limit < cfg.envs_per_actor:
+            raise UserError(
+                f"--inference-batch {limit} cannot hold one request of --envs-per-actor {cfg.envs_per_actor} "
+                f"environments: give {cfg.envs_per_actor} or more, or 0 for all environments of a server's actors."
+            )
+        servers = [
+            self.program.add(
+                f"inference/{index}",
+                InferenceServer,
+                policy,
+                patterns,
+                rows,
+                writes.shards,
+                self.weights,
+                self.metrics,
+                max_batch=_whole_requests(cfg.envs_per_actor, len(range(index, cfg.actors, count)), limit),
+                max_wait=cfg.inference_wait,
+                first_environments=first_environments,
+            )
+            for index in range(count)
+        ]
+        for index, name in enumerate(first_environments):
+            self.program.add(name, RemoteActorLoop, build, rows, servers[index % count], self.metrics)
+        self.place("inference/*", cfg.acting_device, share=count)
+
+    # ---- learners
+
+    def add_learners(
+        self,
+        make_learner: Callable[..., Learner],
+        *,
+        reads: ReplayHandles,
+        batch: int,  # items per update, of all learners together
+        **options: Any,  # of LearnerLoop
+    ) -> None:
+        """`learner`, and with several `learner/1`, `learner/2`, …: each takes its share of every batch."""
+        cfg, program, count = self.cfg, self.program, self.cfg.learners
+        learner: Any = partial(make_learner, cfg, self.env)
+        if batch < count:
+            raise UserError(
+                f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items."
+            )
+        group = program.add("group", Group, count) if count > 1 else None
+        for rank in range(count):
+            program.add(
+                "learner" if rank == 0 else f"learner/{rank}",
+                LearnerLoop,
+                learner,
+                reads.table,
+                batch * (rank + 1) // count - batch * rank // count,
+                reads.front,
+                self.weights,
+                self.metrics,
+                observation_space=self.env.observation_space,
+                device=cfg.device,
+                max_updates=self.settings.max_updates,
+                group=group,
+                rank=rank,
+                learners=count,
+                **reads.learning,
+                **options,
+            )
+        self.place("learner*", cfg.device, threads=cfg.learner_threads)
+
+    # ---- acting and learning in one node, around a gradient service
+
+    def add_gradient_servers(self, shards: int, **options: Any) -> list[GradientServer]:
+        """`gradients`, or with several shards `gradients/0`, …, among which the parameters are divided."""
+        names = [f"gradients/{index}" for index in range(shards)] if shards > 1 else ["gradients"]
+        options["max_steps"] = self.settings.max_updates
+        return [self.program.add(name, GradientServer, **options) for name in names]
+
+    def add_publisher(
+        self, make_network: Callable[..., nn.Module], servers: list[GradientServer], *, publish_every: int
+    ) -> None:
+        """`learner`: it starts the gradient service and publishes what it has."""
+        self.program.add(
+            "learner",
+            Publisher,
+            cast(Any, partial(make_network, self.cfg, self.env)),
+            servers,
+            self.weights,
+            self.metrics,
+            publish_every=publish_every,
+            max_updates=self.settings.max_updates,
+        )
+
+    def add_workers(self, make_worker: Callable[..., Worker], servers: list[GradientServer], *, rows: int) -> None:
+        """`worker/0`, `worker/1`, …"""
+        cfg = self.cfg
+        build: Any = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
+        worker: Any = partial(make_worker, cfg, self.env)
+        for index in range(cfg.actors):
+            self.program.add(
+                f"worker/{index}",
+                WorkerLoop,
+                build,
+                worker,
+                rows,
+                servers,
+                self.metrics,
+                observation_space=self.env.observation_space,
+                device=cfg.acting_device,
+            )
+        self.place("worker/*", cfg.acting_device, share=cfg.actors)
+
+    # ---- the judge
+
+    def add_evaluator(self, make_policy: Callable[..., Policy]) -> None:
+        """`evaluator`, with the greedy policy and environments of its own."""
+        settings, cfg = self.settings, self.cfg
+        if not settings.evaluate:
+            return
+        build: Any = partial(make_envs, self.env, settings.eval_episodes, cfg.vectorizer)
+        policy: Any = partial(make_policy, cfg, self.env, greedy=True)
+        self.program.add(
+            "evaluator",
+            Evaluator,
+            build,
+            policy,
+            self.weights,
+            self.metrics,
+            episodes=settings.eval_episodes,
+            every=settings.eval_every,
+            target=settings.target,
+        )
+        self.place("evaluator", cfg.acting_device, share=cfg.actors)
+
+    # ---- machines
+
+    def place(self, pattern: str, device: str, *, threads: int = 1, share: int = 0) -> None:
+        """Ask for what a device needs: a GPU of its own, or, with `share`, one for so many nodes, on CUDA."""
+        gpus = (1.0 / share if share else 1.0) if device.startswith("cuda") else 0.0
+        if gpus or threads > 1:
+            self.program.place(pattern, Resources(cpus=0.0, gpus=gpus, threads=threads))
 
 
 def make_envs(spec: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
@@ -75,35 +312,6 @@ def limiter(samples_per_insert: float, min_size: int, batch: int, block: int) ->
     return SamplesPerInsert(samples_per_insert, min_size, error_buffer=2 * batch + samples_per_insert * block)
 
 
-@dataclass(frozen=True)
-class Shards:
-    """A replay of several services: learners ask the one in front, which asks the others; writers know them all."""
-
-    front: Replay
-    parts: list[Replay]
-
-
-class Front(ShardedReplay):
-    """One service that speaks for several, so that batches of all of them can be asked for ahead of time."""
-
-    restart = True  # it holds nothing
-
-    def close(self) -> None:
-        """The services are nodes themselves, and closed as such."""
-
-
-def add_replay(program: Program, tables: Sequence[Table], shards: int, actors: int) -> Replay | Shards:
-    """`replay`, and with several shards `replay/0`, `replay/1`, …, which share the tables' capacity."""
-    if shards == 1:
-        return program.add("replay", Replay, tables)
-    if shards > actors:
-        raise UserError(f"--shards {shards} cannot be filled by --actors {actors}: each actor writes to one shard.")
-    own = [_share(table, shards) for table in tables]
-    parts = [program.add(f"replay/{index}", Replay, own, seed=index) for index in range(shards)]
-    program.place("replay/*", restart=True)  # a lost one costs its own items
-    return Shards(cast(Replay, program.add("replay", Front, parts)), parts)
-
-
 def _share(table: Table, shards: int) -> Table:
     waits = table.limiter
     if isinstance(waits, MinSize):
@@ -113,9 +321,10 @@ def _share(table: Table, shards: int) -> Table:
     return replace(table, capacity=-(-table.capacity // shards), limiter=waits)
 
 
-def user_pattern(cfg: Any, usual: Pattern) -> Pattern:
-    """The pattern that --pattern names, or the `usual` one, whose items the learner can read."""
-    if cfg.pattern is None:
+def pattern_of(cfg: Any, usual: Pattern) -> Pattern:
+    """The pattern that --pattern names, where there is such an option, or the `usual` one, whose items the learner can
+    read."""
+    if getattr(cfg, "pattern", None) is None:
         return usual
     pattern: Pattern = load_factory(cfg.pattern, "pattern")(cfg)
     if pattern.view.timed != usual.view.timed:
@@ -135,130 +344,7 @@ def user_pattern(cfg: Any, usual: Pattern) -> Pattern:
     return pattern
 
 
-def add_actors(
-    program: Program,
-    cfg: ActorConfig,
-    env: EnvSpec,
-    policy: Callable[[int], Policy],
-    patterns: Mapping[str, Pattern],
-    rows: int,
-    replay: Replay | Shards,
-    weights: WeightStore,
-    metrics: Metrics,
-    *,
-    synchronous: bool = False,
-) -> None:
-    """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
-    into = replay.parts if isinstance(replay, Shards) else replay
-    build: Any = partial(make_envs, env, cfg.envs_per_actor, cfg.vectorizer)
-    first_environments = {f"actor/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)}
-    if cfg.inference == "local":
-        for name, first_environment in first_environments.items():
-            program.add(
-                name,
-                ActorLoop,
-                build,
-                policy,
-                patterns,
-                rows,
-                into,
-                weights,
-                metrics,
-                synchronous=synchronous,
-                first_environment=first_environment,
-            )
-        return
-    count = min(cfg.inference_servers, cfg.actors)
-    limit = cfg.inference_batch
-    if 0 < limit < cfg.envs_per_actor:
-        raise UserError(
-            f"--inference-batch {limit} cannot hold one request of --envs-per-actor {cfg.envs_per_actor} environments: "
-            f"give {cfg.envs_per_actor} or more, or 0 for all environments of a server's actors."
-        )
-    servers = [
-        program.add(
-            f"inference/{index}",
-            InferenceServer,
-            policy,
-            patterns,
-            rows,
-            into,
-            weights,
-            metrics,
-            max_batch=_whole_requests(cfg.envs_per_actor, len(range(index, cfg.actors, count)), limit),
-            max_wait=cfg.inference_wait,
-            first_environments=first_environments,
-        )
-        for index in range(count)
-    ]
-    for index, name in enumerate(first_environments):
-        program.add(name, RemoteActorLoop, build, rows, servers[index % count], metrics)
-
-
 def _whole_requests(environments: int, actors: int, limit: int) -> int:
     """The environments a server answers at once: those of as many of its actors as fit, so that it never waits for a
     request that is not in the batch anyway."""
     return environments * (min(actors, limit // environments) if limit else actors)
-
-
-def add_learners(
-    program: Program,
-    count: int,
-    make_learner: Callable[..., GroupLearner],  # of a seed, and of the `Member` where there are several
-    table: str,
-    batch: int,  # items per update, of all learners together
-    replay: Replay | Shards,
-    weights: WeightStore,
-    metrics: Metrics,
-    **options: Any,  # of LearnerLoop
-) -> None:
-    """`learner`, and with several `learner/1`, `learner/2`, …: each takes its share of every batch."""
-    if isinstance(replay, Shards):
-        replay = replay.front
-    if count == 1:
-        program.add("learner", LearnerLoop, make_learner, table, batch, replay, weights, metrics, **options)
-        return
-    if batch < count:
-        raise UserError(f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items.")
-    group = program.add("group", Group, count)
-    for rank in range(count):
-        program.add(
-            "learner" if rank == 0 else f"learner/{rank}",
-            LearnerLoop,
-            make_learner,
-            table,
-            batch * (rank + 1) // count - batch * rank // count,
-            replay,
-            weights,
-            metrics,
-            group=group,
-            rank=rank,
-            learners=count,
-            **options,
-        )
-    program.place("learner*", restart=True)
-
-
-def add_evaluator(
-    program: Program,
-    settings: Settings,
-    cfg: EvaluatorConfig,
-    env: EnvSpec,
-    policy: Callable[[int], Policy],
-    weights: WeightStore,
-    metrics: Metrics,
-) -> None:
-    if not settings.evaluate:
-        return
-    build: Any = partial(make_envs, env, settings.eval_episodes, cfg.vectorizer)
-    program.add(
-        "evaluator",
-        Evaluator,
-        build,
-        policy,
-        weights,
-        metrics,
-        episodes=settings.eval_episodes,
-        every=settings.eval_every,
-        target=settings.target,
-    )

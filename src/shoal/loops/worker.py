@@ -6,16 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from torch import nn
 
-from shoal import tree
+from shoal import optim, tree
+from shoal.acting import Policy, Recorder
+from shoal.batches import Batch, to_batch
 from shoal.envs import Envs
-from shoal.loops.actor import Driven
+from shoal.loops.actor import EnvRunner
 from shoal.loops.learner import MAX_REFUSED, NonFinite
-from shoal.loops.recorder import Array, Columns, Policy, Recorder
+from shoal.nets.weights import named_tensors
 from shoal.program import current
 from shoal.services.gradients import GradientClient, GradientServer
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import Weights, WeightStore, make_version
+from shoal.services.weights import WeightStore
+from shoal.types import Array, Columns
+from shoal.versions import make_version
 
 PAUSE = 0.1  # seconds after which a publisher that waits for gradients looks around
 
@@ -26,7 +31,7 @@ class Worker(Protocol):
 
     @property
     def policy(self) -> Policy: ...
-    def update(self, batch: Columns) -> dict[str, Any]: ...
+    def update(self, batch: Batch) -> dict[str, Any]: ...
     def finished(self) -> bool:
         """The service takes no further gradients."""
 
@@ -43,41 +48,51 @@ class WorkerLoop:
         rows: int,  # per block
         servers: Sequence[GradientServer],
         metrics: Metrics,
+        *,
+        observation_space: Any,
+        device: str = "cpu",
     ) -> None:
         seed = current().seed
-        self._driven = Driven(make_envs(seed), metrics)
+        self._observation_space, self._device = observation_space, device
+        self._runner = EnvRunner(make_envs(seed), metrics)
         self._worker = make_worker(seed + 1, servers)
         # No row is acted on before the weights it counts for: blocks do not overlap, so that learning is on-policy.
-        self._recorder = Recorder(self._worker.policy, self._driven.envs.count, rows, self._learn, overlap=0)
-        self._driven.report.lap("starting")
+        self._recorder = Recorder(self._worker.policy, self._runner.envs.count, rows, self._learn, overlap=0)
+        self._runner.report.lap("starting")
 
     def step(self) -> bool:
-        recorder, driven = self._recorder, self._driven
+        recorder, runner = self._recorder, self._runner
         complete = False
         while not complete:
-            outcome = driven.step(recorder.act(driven.observation))
+            outcome = runner.step(recorder.act(runner.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
-        driven.end_of_block()
+        runner.end_of_block()
         if self._worker.finished():
-            driven.report.flush().result()
+            runner.report.flush().result()
             return False
         return True
 
     def close(self) -> None:
-        self._driven.envs.close()
+        self._runner.envs.close()
 
     def _learn(self, block: Columns) -> None:
-        """The block's rows, the observation that follows them, and the recurrent state before them."""
-        report = self._driven.report
-        batch = {name: column[0] if name.startswith("state/") else column for name, column in block.items()}
-        for name, last in tree.flatten(self._driven.observation, "observation").items():
-            batch[name] = np.concatenate([block[name], last[None]])
-        measured = self._worker.update(batch)
+        """As a batch of the replay has them: the block's rows, one more for the observation that follows them, and the
+        recurrent state before them."""
+        report = self._runner.report
+        following = tree.flatten(self._runner.observation, "observation")
+        columns = {name: np.concatenate([rows, _last(rows, name, following)]) for name, rows in block.items()}
+        columns |= {name: rows[0] for name, rows in block.items() if tree.is_under(name, "state")}
+        measured = self._worker.update(to_batch(columns, self._observation_space, self._device))
         if measured.pop("applied"):
             report.count("trained_steps", int(block["valid"].sum()))
         waited = measured.pop("waited")
         report.values.update(measured)
         report.lap("learning", waited)
+
+
+def _last(column: Array, name: str, following: Columns) -> Array:
+    """The row after a block [1, B, ...]: of all columns only its observation is known, and looked at."""
+    return following[name][None] if name in following else column[-1:]
 
 
 class Publisher:
@@ -88,7 +103,7 @@ class Publisher:
 
     def __init__(
         self,
-        make_parameters: Callable[[int], tuple[Array, Sequence[int], Weights]],
+        make_network: Callable[[int], nn.Module],
         servers: Sequence[GradientServer],
         weights: WeightStore,
         metrics: Metrics,
@@ -96,9 +111,11 @@ class Publisher:
         publish_every: int = 1,  # steps of the service
         max_updates: int | None = None,
     ) -> None:
-        # the flat parameters, the sizes of their groups, and the named weights, which are views of them
-        flat, groups, self._named = make_parameters(current().seed)
-        self._client = GradientClient(servers, flat, groups)
+        network = make_network(current().seed)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        flat = optim.flatten(trained).numpy()  # what the client loads, and, in the same memory, the network's weights
+        self._named = {name: tensor.numpy() for name, tensor in named_tensors(network).items()}
+        self._client = GradientClient(servers, flat, [parameter.numel() for parameter in trained])
         self._servers = servers
         self._weights = weights
         self._publish_every, self._max_updates = publish_every, max_updates

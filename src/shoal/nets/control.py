@@ -1,17 +1,19 @@
-"""Networks for continuous control: a deterministic actor, and critics of observation and action.
+"""Networks for continuous control: actors, deterministic or Gaussian, and critics of observation and action.
 
-Both work with actions in units in which the bounds are −1 and 1; `ActionUnits` translates at the edge. So the clipping
+All work with actions in units in which the bounds are −1 and 1; `ActionUnits` translates at the edge. So the clipping
 of dQ/da and the scale of exploration noise mean the same in every environment.
 
 The user's own networks (`--network module:factory`): `factory(observation_space, action_space)` returns a pair of
-modules, `actor(observation) -> [N, n]`, which is squashed by tanh here, and `critic(observation, action [N, n])` ->
-[N] or [N, 1] values, [N, atoms] logits or [N, atoms] quantiles, as the kind of critic asks for.
+modules, `actor(observation) -> [N, n]`, which is squashed by tanh here ([N, 2n] means and log deviations where the
+actor is Gaussian), and `critic(observation, action [N, n])` -> [N] or [N, 1] values, [N, atoms] logits or [N, atoms]
+quantiles, as the kind of critic asks for. Where there are two critics the factory is called twice.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,13 +23,16 @@ from torch import Tensor, nn
 from shoal.errors import UserError
 from shoal.factories import load_factory
 from shoal.functional.distributional import categorical_mean
+from shoal.nets.building import Spaces
 from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
 from shoal.nets.user import zeros
 
-Kind = Literal["scalar", "categorical", "quantile"]
+CriticKind = Literal["scalar", "categorical", "quantile"]
 HEAD_GAIN = 0.01  # actions begin in the middle of their bounds, values near 0
+LOG_STD_RANGE = (-5.0, 2.0)  # of a Gaussian actor
+INITIAL_TEMPERATURE = 1.0
 
 
 class ActionUnits(nn.Module):
@@ -72,6 +77,19 @@ class Actor(nn.Module):
         return outputs
 
 
+class GaussianActor(nn.Module):
+    """observation [N, ...] → means and log standard deviations [N, n] of what tanh makes actions of."""
+
+    def __init__(self, body: nn.Module, action_space: spaces.Space[Any]) -> None:
+        super().__init__()
+        self.body = body
+        self.units = ActionUnits(action_space)
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.body(observation).chunk(2, dim=-1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+
 class Critic(nn.Module):
     """observation [N, ...], action [N, n] in units → values [N], or [N, atoms] logits or quantiles.
 
@@ -80,10 +98,10 @@ class Critic(nn.Module):
 
     support: Tensor
 
-    def __init__(self, body: nn.Module, kind: Kind, atoms: int = 51) -> None:
+    def __init__(self, body: nn.Module, kind: CriticKind = "scalar", atoms: int = 51) -> None:
         super().__init__()
         self.body = body
-        self.kind: Kind = kind
+        self.kind: CriticKind = kind
         if kind == "categorical":
             self.register_buffer("support", torch.linspace(-1.0, 1.0, atoms))
 
@@ -102,6 +120,26 @@ class Critic(nn.Module):
         if self.kind == "scalar":
             return outputs
         return categorical_mean(outputs, self.support) if self.kind == "categorical" else outputs.mean(-1)
+
+    def expected_return(self, observation: Any, action: Tensor) -> Tensor:
+        """[N]"""
+        return self.expected(self(observation, action))
+
+
+class TwinCritic(nn.Module):
+    """Two critics that learn apart, so that the smaller of both is rarely too large: → values [2, N]."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = Critic(first), Critic(second)
+
+    def forward(self, observation: Any, action: Tensor) -> Tensor:
+        return torch.stack([self.first(observation, action), self.second(observation, action)])
+
+    def expected_return(self, observation: Any, action: Tensor) -> Tensor:
+        """The smaller of both, [N]."""
+        values: Tensor = self(observation, action)
+        return values.amin(0)
 
 
 class SupportWatch:
@@ -137,21 +175,27 @@ class SupportWatch:
 class ControlNetworks(nn.Module):
     """An actor and its critic as one module: trained apart, published and copied together."""
 
-    def __init__(self, actor: Actor, critic: Critic) -> None:
+    def __init__(self, actor: Any, critic: Any) -> None:
         super().__init__()
         self.actor = actor
         self.critic = critic
 
 
-class ActorBody(nn.Module):
-    """Encoder and an MLP with layer normalisation: observation [N, ...] → [N, outputs]."""
+class TemperedNetworks(ControlNetworks):
+    """The same with the temperature of maximum-entropy learning, which is published with the weights."""
 
-    def __init__(
-        self, observation_space: spaces.Space[Any], outputs: int, hidden: tuple[int, ...], activation: str
-    ) -> None:
+    def __init__(self, actor: GaussianActor, critic: TwinCritic) -> None:
+        super().__init__(actor, critic)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(INITIAL_TEMPERATURE)))
+
+
+class ActorBody(nn.Module):
+    """Encoder and an MLP: observation [N, ...] → [N, outputs]."""
+
+    def __init__(self, env: Spaces, outputs: int, hidden: tuple[int, ...], activation: str, normalised: bool) -> None:
         super().__init__()
-        self.encoder = make_encoder(observation_space)
-        self.layers = normalised_mlp(cast(int, self.encoder.size), hidden, activation, outputs)
+        self.encoder = make_encoder(env.observation_space)
+        self.layers = head_mlp(cast(int, self.encoder.size), hidden, activation, outputs, normalised)
 
     def forward(self, observation: Any) -> Tensor:
         outputs: Tensor = self.layers(self.encoder(observation))
@@ -161,84 +205,88 @@ class ActorBody(nn.Module):
 class CriticBody(nn.Module):
     """The same of observation and action: [N, ...], [N, n] → [N, outputs]."""
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        actions: int,
-        outputs: int,
-        hidden: tuple[int, ...],
-        activation: str,
-    ) -> None:
+    def __init__(self, env: Spaces, outputs: int, hidden: tuple[int, ...], activation: str, normalised: bool) -> None:
         super().__init__()
-        self.encoder = make_encoder(observation_space)
-        self.layers = normalised_mlp(cast(int, self.encoder.size) + actions, hidden, activation, outputs)
+        self.encoder = make_encoder(env.observation_space)
+        inputs = cast(int, self.encoder.size) + ActionUnits(env.action_space).size
+        self.layers = head_mlp(inputs, hidden, activation, outputs, normalised)
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
         outputs: Tensor = self.layers(torch.cat([self.encoder(observation), action], dim=-1))
         return outputs
 
 
-def normalised_mlp(inputs: int, hidden: tuple[int, ...], activation: str, outputs: int) -> nn.Sequential:
-    """An MLP whose first layer is followed by layer normalisation and tanh, as in D4PG's public versions."""
-    layers: list[nn.Module] = []
-    if hidden:
+def head_mlp(inputs: int, hidden: tuple[int, ...], activation: str, outputs: int, normalised: bool) -> nn.Sequential:
+    """Dense layers and a linear one; where `normalised`, layer normalisation and tanh follow the first layer, as in
+    D4PG's public versions."""
+    layers: list[nn.Module] = [*mlp(inputs, hidden, activation)]
+    if normalised and hidden:
         layers = [NormalisedDense(inputs, hidden[0]), *mlp(hidden[0], hidden[1:], activation)]
-        inputs = hidden[-1]
-    return nn.Sequential(*layers, orthogonal(nn.Linear(inputs, outputs), HEAD_GAIN))
+    return nn.Sequential(*layers, orthogonal(nn.Linear(hidden[-1] if hidden else inputs, outputs), HEAD_GAIN))
 
 
-def make_control_networks(
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    *,
+class ControlConfig(Protocol):
+    """The fields of an algorithm's config that say what its networks are."""
+
+    @property
+    def network(self) -> str | None: ...
+    @property
+    def actor_hidden(self) -> tuple[int, ...]: ...
+    @property
+    def critic_hidden(self) -> tuple[int, ...]: ...
+    @property
+    def activation(self) -> str: ...
+
+
+def make_bodies(
+    cfg: ControlConfig,
+    env: Spaces,
     seed: int,
-    network: str | None = None,
-    critic: Kind = "scalar",
-    atoms: int = 51,
-    actor_hidden: tuple[int, ...] = (300, 200),
-    critic_hidden: tuple[int, ...] = (400, 300),
-    activation: str = "relu",
-) -> tuple[Actor, Critic]:
-    """Actor and critic, of the user's modules when `network` names a factory as module:factory.
+    *,
+    actor_outputs: int = 1,  # for each part of an action
+    critic_outputs: int = 1,
+    critics: int = 1,
+    normalised: bool = False,
+) -> list[nn.Module]:
+    """The body of an actor and those of its critics, the user's own when the config names a factory.
 
     Initial weights depend on the seed alone; the global random state is left as it was.
     """
-    if critic not in ("scalar", "categorical", "quantile"):
-        raise UserError(f"There is no critic {critic!r}: choose scalar, categorical or quantile.")
-    size = ActionUnits(action_space).size
-    outputs = 1 if critic == "scalar" else atoms
+    size = ActionUnits(env.action_space).size
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if network is not None:
-            made = load_factory(network)(observation_space, action_space)
-            bodies = _check_pair(made, observation_space, size, outputs, network)
-        else:
-            bodies = (
-                ActorBody(observation_space, size, actor_hidden, activation),
-                CriticBody(observation_space, size, outputs, critic_hidden, activation),
-            )
-    return Actor(bodies[0], action_space), Critic(bodies[1], critic, atoms)
+        if cfg.network is not None:
+            factory = load_factory(cfg.network)
+            outputs = actor_outputs * size, critic_outputs
+            pairs = [_check_pair(factory, env, size, *outputs, cfg.network) for _ in range(critics)]
+            return [pairs[0][0], *(critic for _, critic in pairs)]
+        form = cfg.activation, normalised
+        return [
+            ActorBody(env, actor_outputs * size, cfg.actor_hidden, *form),
+            *(CriticBody(env, critic_outputs, cfg.critic_hidden, *form) for _ in range(critics)),
+        ]
 
 
 def _check_pair(
-    made: object, observation_space: spaces.Space[Any], actions: int, outputs: int, name: str
+    factory: Callable[..., Any], env: Spaces, actions: int, actor_outputs: int, critic_outputs: int, name: str
 ) -> tuple[nn.Module, nn.Module]:
     """The user's modules, tried on two observations of zeros."""
+    made = factory(env.observation_space, env.action_space)
     if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(part, nn.Module) for part in made)):
         raise UserError(f"The network {name} must return a pair of nn.Modules (actor, critic).")
     actor, critic = made
     count = 2
-    observation = zeros(observation_space, count)
+    observation = zeros(env.observation_space, count)
     with torch.no_grad():
         units, values = actor(observation), critic(observation, torch.zeros(count, actions))
-    if list(units.shape) != [count, actions]:
+    if list(units.shape) != [count, actor_outputs]:
         raise UserError(
-            f"The actor of {name} gave actions of shape {list(units.shape)} for {count} observations; "
-            f"this action space needs {[count, actions]}."
+            f"The actor of {name} gave outputs of shape {list(units.shape)} for {count} observations; "
+            f"this action space needs {[count, actor_outputs]}."
         )
-    if list(values.shape) != [count, outputs] and not (outputs == 1 and list(values.shape) == [count]):
+    if list(values.shape) != [count, critic_outputs] and not (critic_outputs == 1 and list(values.shape) == [count]):
         raise UserError(
             f"The critic of {name} gave outputs of shape {list(values.shape)} for {count} observations; "
-            f"this kind of critic needs {[count, outputs]}."
+            f"this kind of critic needs {[count, critic_outputs]}."
         )
     return actor, critic

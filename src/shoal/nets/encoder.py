@@ -21,15 +21,6 @@ NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride (Mnih 
 SMALL_IMAGE = ((16, 3, 1), (32, 3, 1))  # for grids such as 10 × 10; needs 5
 
 
-def nest(space: spaces.Space[Any], columns: Mapping[str, Any], name: str = "observation") -> Any:
-    """The observation as its space nests it, out of flat columns such as "observation/position"."""
-    if isinstance(space, spaces.Dict):
-        return {key: nest(part, columns, f"{name}/{key}") for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(nest(part, columns, f"{name}/{i}") for i, part in enumerate(space.spaces))
-    return columns[name]
-
-
 class VectorEncoder(nn.Module):
     """[N, ...] numbers → [N, size]; bytes become 0..1."""
 

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from shoal import tree
 from shoal.functional.normalisation import Statistics, from_sums, masked_sums, merge, normalise
-from shoal.functional.returns import backward_recurrence
-from shoal.nets.encoder import is_image, nest
+from shoal.functional.returns import backward_recurrence, learned_rewards
+from shoal.nets.encoder import is_image
 
 LIMIT = 10.0  # what is normalised is clipped to ± this
 EPSILON = 1e-8  # added to variances
 Total = Callable[[Tensor], Tensor]  # the sum over all learners
 
 
-class Running(nn.Module):
+class RunningStatistics(nn.Module):
     """Mean, variance and number of the rows seen so far: 0, 1 and 0 before there are any."""
 
     mean: Tensor
@@ -60,43 +60,44 @@ class ObservationNormalizer(nn.Module):
     def __init__(self, space: spaces.Space[Any]) -> None:
         super().__init__()
         self.space = space
-        parts = tree.flatten(_shapes(space), "observation")
-        self.names = [name for name, shape in parts.items() if shape is not None]
-        self.parts = nn.ModuleList([Running(tuple(parts[name])) for name in self.names])
+        parts = {name: part for name, part in tree.leaf_spaces(space, "observation").items() if _is_float_vector(part)}
+        self.names = list(parts)
+        self.parts = nn.ModuleList([RunningStatistics(part.shape) for part in parts.values()])
 
     def forward(self, observation: Any) -> Any:
         """Any leading axes, nested as the space."""
         flat = tree.flatten(observation, "observation")
         for name, part in zip(self.names, self.parts):
-            flat[name] = normalise(flat[name].float(), cast(Running, part).statistics, EPSILON).clamp(-LIMIT, LIMIT)
-        return nest(self.space, flat)
+            statistics = cast(RunningStatistics, part).statistics
+            flat[name] = normalise(flat[name].float(), statistics, EPSILON).clamp(-LIMIT, LIMIT)
+        return tree.nest(self.space, flat, "observation")
 
     def update(self, observation: Any, valid: Tensor, total: Total) -> None:
-        """Add observations [T, B, ...]; valid bool [T, B]."""
+        """Add the transitions of rollouts: observations [T+1, B, ...], valid bool [T+1, B]; row T is the next one's."""
         flat = tree.flatten(observation, "observation")
         for name, part in zip(self.names, self.parts):
-            running = cast(Running, part)
-            running.merge(total(running.sums(flat[name], valid)))
+            running = cast(RunningStatistics, part)
+            running.merge(total(running.sums(flat[name][:-1], valid[:-1])))
 
 
-class RewardNormalizer(Running):
-    """Divides rewards by the standard deviation of discounted returns, as far as these can be seen within an unroll."""
+class RewardNormalizer(RunningStatistics):
+    """Rewards as they are learned from: clipped, divided by the standard deviation of discounted returns, as far as
+    these can be seen within an unroll, where that is asked for, and scaled."""
 
-    def update(self, rewards: Tensor, discounts: Tensor, valid: Tensor, total: Total) -> None:
-        """Add an unroll, all [T, B]; discounts γ·(1 − terminated)."""
+    def __init__(self, *, normalize: bool, scale: float, clip: float) -> None:
+        super().__init__()
+        self.normalize, self.scale, self.clip = normalize, scale, clip
+
+    def forward(self, rewards: Tensor, discounts: Tensor, valid: Tensor, total: Total) -> Tensor:
+        """An unroll, all [T, B], discounts γ·(1 − terminated); its returns are added to the statistics first."""
+        if not self.normalize:
+            return learned_rewards(rewards, self.scale, self.clip)
+        rewards = learned_rewards(rewards, 1.0, self.clip)
         returns = backward_recurrence(torch.where(valid, rewards, 0.0), torch.where(valid, discounts, 0.0))
         self.merge(total(self.sums(returns, valid)))
-
-    def forward(self, rewards: Tensor) -> Tensor:
-        scale = torch.rsqrt(self.variance + EPSILON).to(rewards.dtype)
-        return (rewards * scale).clamp(-LIMIT, LIMIT)
+        deviation = torch.rsqrt(self.variance + EPSILON).to(rewards.dtype)
+        return (rewards * deviation).clamp(-LIMIT, LIMIT) * self.scale
 
 
-def _shapes(space: spaces.Space[Any]) -> Any:
-    """The shape of each part that is a vector of floats, None for the others, nested as the space in dicts."""
-    if isinstance(space, spaces.Dict):
-        return {key: _shapes(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return {str(place): _shapes(part) for place, part in enumerate(space.spaces)}
-    floats = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and not is_image(space)
-    return np.array(space.shape, np.int64) if floats else None
+def _is_float_vector(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and not is_image(space)

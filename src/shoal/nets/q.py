@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from gymnasium import spaces
@@ -12,6 +12,7 @@ from shoal import tree
 from shoal.errors import UserError
 from shoal.factories import load_factory
 from shoal.nets.actor_critic import LSTM, State
+from shoal.nets.building import Spaces
 from shoal.nets.dense import Dense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
@@ -154,42 +155,61 @@ def action_count(space: spaces.Space[Any]) -> int:
     return int(space.n)
 
 
-def make_q_network(
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    *,
-    seed: int,
-    network: str | None = None,
-    quantiles: int = 0,
-    **options: Any,
-) -> nn.Module:
-    """The user's module when `network` names one as module:factory, else a `QNetwork`: called the same way.
+class QConfig(Protocol):
+    """The fields of an algorithm's config that say what its network is."""
+
+    @property
+    def network(self) -> str | None: ...
+    @property
+    def hidden(self) -> tuple[int, ...]: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def stream(self) -> int: ...
+
+
+class RecurrentQConfig(QConfig, Protocol):
+    @property
+    def core(self) -> str | None: ...
+    @property
+    def lstm(self) -> int: ...
+
+
+def make_q_network(cfg: QConfig, env: Spaces, seed: int, quantiles: int = 0) -> nn.Module:
+    """The user's module when the config names one as module:factory, else a `QNetwork`: called the same way.
 
     Initial weights depend on the seed alone; the global random state is left as it was.
     """
-    actions = action_count(action_space)
+    actions = action_count(env.action_space)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if network is None:
-            return QNetwork(observation_space, action_space, quantiles=quantiles, **options)
-        made = load_factory(network)(observation_space, action_space)
-        return check_q(made, observation_space, actions, quantiles, network)
+        if cfg.network is not None:
+            made = load_factory(cfg.network)(env.observation_space, env.action_space)
+            return check_q(made, env.observation_space, actions, quantiles, cfg.network)
+        return QNetwork(
+            env.observation_space,
+            env.action_space,
+            hidden=cfg.hidden,
+            activation=cfg.activation,
+            stream=cfg.stream,
+            quantiles=quantiles,
+        )
 
 
-def make_recurrent_q_network(
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    *,
-    seed: int,
-    network: str | None = None,
-    quantiles: int = 0,
-    **options: Any,
-) -> RecurrentQNetwork | UserRecurrentQ:
+def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> RecurrentQNetwork | UserRecurrentQ:
     """The same for recurrent networks."""
-    actions = action_count(action_space)
+    actions = action_count(env.action_space)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if network is None:
-            return RecurrentQNetwork(observation_space, action_space, quantiles=quantiles, **options)
-        made = load_factory(network)(observation_space, action_space)
-        return UserRecurrentQ(made, observation_space, actions, quantiles, network)
+        if cfg.network is not None:
+            made = load_factory(cfg.network)(env.observation_space, env.action_space)
+            return UserRecurrentQ(made, env.observation_space, actions, 0, cfg.network)
+        return RecurrentQNetwork(
+            env.observation_space,
+            env.action_space,
+            hidden=cfg.hidden,
+            activation=cfg.activation,
+            lstm=cfg.lstm,
+            core=cfg.core,
+            stream=cfg.stream,
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,32 +14,34 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Target(Generic[Network]):
-    """A copy of a network that goes `rate` of the way to it every `every` updates; a rate of 1 copies it.
-
-    Make it after the network's optimizers: they give its parameters their place in memory.
-    """
+    """A copy of a network that goes `rate` of the way to it every `every` updates; a rate of 1 copies it."""
 
     def __init__(self, network: Network, every: int, rate: float = 1.0) -> None:
         self.network = copy.deepcopy(network).requires_grad_(False)
         self._every, self._rate = every, rate
-        self._fast = [parameter.detach() for parameter in network.parameters()]
-        self._slow = [parameter.detach() for parameter in self.network.parameters()]
+        self._fast: list[Tensor] = list(network.parameters())
+        self._slow: list[Tensor] = list(self.network.parameters())
         self._buffers = list(zip(self.network.buffers(), network.buffers()))
 
     def follow(self, updates: int) -> None:
         """To be called with the number of the network's updates, after each."""
         if updates % self._every == 0:
-            self._approach(self._rate)
+            self.approach(self._rate)
 
-    def reset(self) -> None:
-        """Become a copy now."""
-        self._approach(1.0)
+    def state_dict(self) -> dict[str, Any]:
+        return self.network.state_dict()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(state)
+
+    @torch.no_grad()
     def drift(self) -> float:
         """How far the network is from its copy, in parts of its size."""
         return float(_norm(torch._foreach_sub(self._fast, self._slow)) / _norm(self._fast))
 
-    def _approach(self, rate: float) -> None:
+    @torch.no_grad()
+    def approach(self, rate: float) -> None:
+        """Go this part of the way now; 1 copies."""
         if rate == 1.0:
             torch._foreach_copy_(self._slow, self._fast)
         else:
@@ -56,13 +60,17 @@ class Drift:
         return self._target.drift()
 
 
-def frozen(network: Network) -> Network:
-    """The same network in the same memory, whose parameters ask for no gradient: its slope by an input then costs
-    nothing for theirs. Make it, too, after the optimizers."""
-    twin = copy.deepcopy(network).requires_grad_(False)
-    for own, other in zip([*twin.parameters(), *twin.buffers()], [*network.parameters(), *network.buffers()]):
-        own.data = other.data
-    return twin
+@contextmanager
+def frozen(network: nn.Module) -> Iterator[None]:
+    """Within, the network's parameters ask for no gradient: its slope by an input then costs nothing for theirs."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 def _norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:

@@ -9,21 +9,21 @@ log-probability are stored with every row.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal import tree
-from shoal.loops.recorder import Columns, Placed, Policy, Recorder, Sender
+from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.program import Future, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
-from shoal.services.weights import NONE, WeightStore, updates_between
+from shoal.services.weights import WeightStore
 from shoal.sync import Condition, monotonic
+from shoal.types import Array, Columns
+from shoal.versions import NONE, updates_between
 
-Array = npt.NDArray[Any]
 IDLE = 0.5  # seconds after which a server without requests looks for new weights and the end of the run
 
 
@@ -51,7 +51,7 @@ class InferenceServer:
         make_policy: Callable[[int], Policy],
         patterns: Mapping[str, Pattern],
         rows: int,
-        replay: Replay | list[Replay],
+        replays: Sequence[Replay],
         weights: WeightStore,
         metrics: Metrics,
         *,
@@ -60,7 +60,7 @@ class InferenceServer:
         first_environments: Mapping[str, int] | None = None,  # of each actor, counted over all actors of the run
     ) -> None:
         self._policy = make_policy(current().seed)
-        self._patterns, self._rows, self._replay = dict(patterns), rows, replay
+        self._patterns, self._rows, self._replays = dict(patterns), rows, replays
         self._weights = weights
         self._report = Reporter(metrics)
         self._max_batch, self._max_wait = max_batch, max_wait
@@ -162,8 +162,8 @@ class InferenceServer:
             observation = tree.map(lambda *parts: np.concatenate(parts), *(slot.observation for slot in batch))
             state = {name: np.concatenate([one[name] for one in states]) for name in states[0]}
             first = np.concatenate(firsts)
-        if isinstance(self._policy, Placed):
-            self._policy.place(np.concatenate([slot.recorder.environments for slot in batch]))
+        if isinstance(self._policy, PerEnvironment):
+            self._policy.set_environments(np.concatenate([slot.recorder.environments for slot in batch]))
         action, after, extras = self._policy.act(observation, state, first)
         at = 0
         for slot, before in zip(batch, states):
@@ -189,7 +189,7 @@ class InferenceServer:
 
     def _open(self, actor: str, run: int, count: int) -> Slot:
         place = self._first_environments.get(actor, 0)
-        send = Sender(self._policy, self._replay, self._patterns, actor, home=place // count)
+        send = Sender(self._policy, self._replays, self._patterns, actor, home=place // count)
         return Slot(run, Recorder(self._policy, count, self._rows, send, first_environment=place))
 
     def _refresh(self) -> None:

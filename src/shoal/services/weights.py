@@ -1,11 +1,8 @@
-"""Versioned weights: a learner publishes, readers ask for "newer than v" and pay almost nothing when there is none.
-
-A version is one integer, `generation << 32 | number`: the number is the learner's count of updates, the generation
-rises with every restart, so versions never seem to go backwards.
-"""
+"""Versioned weights: a learner publishes, readers ask for "newer than v" and pay almost nothing when there is none."""
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import mmap
@@ -21,24 +18,10 @@ import numpy.typing as npt
 
 from shoal.program import futures
 from shoal.sync import Condition
+from shoal.versions import NONE, number
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Weights = dict[str, npt.NDArray[Any]]
-NONE = -1  # older than every version
-
-
-def make_version(generation: int, number: int) -> int:
-    return generation << 32 | number
-
-
-def number(version: int) -> int:
-    """How many updates the learner had made."""
-    return version & 0xFFFFFFFF
-
-
-def updates_between(acting: int, newest: int) -> int:
-    """By how many updates weights that were acted with lie behind the newest ones; 0 where there were none."""
-    return 0 if acting == NONE else max(0, number(newest) - number(acting))
 
 
 class SharedWeights:
@@ -110,6 +93,13 @@ class SharedWeights:
     def version(self) -> int:
         return int(self._store.version())
 
+    def keep_snapshot(self, state: Any) -> None:
+        """See `WeightStore`; nothing waits for it."""
+        futures(self._store).keep_snapshot(state)
+
+    def kept_snapshot(self) -> Any:
+        return self._store.kept_snapshot()
+
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
         with self._writing:
@@ -174,6 +164,7 @@ class WeightStore:
         self._changed = Condition()
         self._version = NONE
         self._weights: Weights = {}
+        self._snapshot: Any = None
         self._closed = False
 
     def publish(self, weights: Arrays, version: int) -> None:
@@ -216,6 +207,17 @@ class WeightStore:
 
     def version(self) -> int:
         return self._version
+
+    def keep_snapshot(self, state: Any) -> None:
+        """Keep a learner's whole state, of arrays and numbers, for its next life."""
+        kept = copy.deepcopy(state)  # the arrays of a message are the sender's memory
+        with self._changed:
+            self._snapshot = kept
+
+    def kept_snapshot(self) -> Any:
+        """What was kept last; None before."""
+        with self._changed:
+            return self._snapshot
 
     def close(self) -> None:
         with self._changed:

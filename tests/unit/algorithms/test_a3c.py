@@ -27,7 +27,8 @@ from shoal.program import Handle
 from shoal.runtime import launch
 from shoal.services.gradients import GradientClient, GradientServer
 from shoal.services.metrics import Metrics
-from shoal.services.weights import NONE, WeightStore
+from shoal.services.weights import WeightStore
+from shoal.versions import NONE
 
 Batch = dict[str, npt.NDArray[Any]]
 COUNTING = "shoal.envs.testing:counting"  # short episodes that end in both ways, rewards all different

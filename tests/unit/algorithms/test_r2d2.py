@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from transitions import Columns, Spec, batch_of, tensors
 
 from shoal import envs
+from shoal.acting import Recorder, Sender
 from shoal.algorithms.r2d2 import PRESETS, R2D2, Config, make_policy, program
 from shoal.envs.recall import RecallVector
 from shoal.errors import UserError
 from shoal.functional.rescaling import inverse_rescale, rescale
 from shoal.loops.evaluator import evaluate
-from shoal.loops.recorder import Recorder, Sender
 from shoal.loops.wiring import Settings
 from shoal.program import Handle
 from shoal.replay import Replay, Table, sequence

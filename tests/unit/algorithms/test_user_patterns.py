@@ -13,7 +13,7 @@ from shoal.loops.wiring import Settings
 from shoal.program import Handle
 from shoal.replay import Pattern, n_step, sequence
 from shoal.runtime import launch
-from shoal.services.weights import make_version
+from shoal.versions import make_version
 
 TASKS = {"apex_dqn": "CartPole-v1", "apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "r2d2": "CartPole-v1"}
 TABLES = {"r2d2": "sequences"}

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from shoal.loops.recorder import Policy, Recorder, Sender
+from shoal.acting import Policy, Recorder, Sender
 from shoal.replay import Replay, Sample, Table, n_step
 
 Columns = dict[str, npt.NDArray[Any]]

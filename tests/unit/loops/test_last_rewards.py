@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import envs
+from shoal.acting import Recorder, Sender
 from shoal.loops.evaluator import evaluate
-from shoal.loops.recorder import Recorder, Sender
 from shoal.replay import Replay, Table, sequence
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics

@@ -10,7 +10,8 @@ import pytest
 from shoal.loops.learner import LearnerLoop
 from shoal.replay import MinSize, Prioritized, Replay, Table, Writer, n_step
 from shoal.services.metrics import Metrics
-from shoal.services.weights import NONE, WeightStore, make_version, updates_between
+from shoal.services.weights import WeightStore
+from shoal.versions import NONE, make_version, updates_between
 
 BATCH, CAPACITY, ITEMS = 8, 2000, 2150
 

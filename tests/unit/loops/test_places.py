@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shoal.loops.recorder import Placed, Prioritizing, Recorder, Sender
+from shoal.acting import Placed, Prioritizing, Recorder, Sender
 from shoal.replay import Replay, Table, n_step
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics

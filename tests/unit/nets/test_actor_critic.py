@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from shoal.nets.acting import ActorPolicy
+from shoal.nets.numpy_policy import NumpyPolicy, supported
 from torch import nn
 
-from shoal.nets.acting import ActorPolicy
 from shoal.nets.actor_critic import LSTM, ActorCritic
 from shoal.nets.building import export_weights, make_network, named_tensors
 from shoal.nets.dense import Dense
-from shoal.nets.numpy_policy import NumpyPolicy, supported
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 T, B = 9, 5

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from shoal.nets.acting import ActorPolicy
 from torch import Tensor, nn
 
 from shoal.errors import UserError
 from shoal.factories import load_factory
-from shoal.nets.acting import ActorPolicy
 from shoal.nets.building import export_weights, make_network, named_tensors
 from shoal.nets.user import UserNetwork
 

@@ -7,7 +7,8 @@ import pytest
 
 from shoal.program import Handle, Program
 from shoal.runtime import Run, launch
-from shoal.services.weights import NONE, WeightStore
+from shoal.services.weights import WeightStore
+from shoal.versions import NONE
 
 TIMES, WRITERS = 50, 3
 

@@ -24,7 +24,8 @@ from shoal.runtime.inline import TICK, Baton, InlineRun
 from shoal.runtime.local.run import LocalRun
 from shoal.services.inference import InferenceServer, Replaced
 from shoal.services.metrics import Metrics
-from shoal.services.weights import WeightStore, number
+from shoal.services.weights import WeightStore
+from shoal.versions import number
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]

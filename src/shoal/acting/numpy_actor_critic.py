@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.encoder import VectorEncoder
 from shoal.nets.heads import LOG_STD_RANGE
 from shoal.nets.normalize import EPSILON, LIMIT
+from shoal.types import Array, Arrays
 
-Array = npt.NDArray[Any]
 
-
-class NumpyPolicy:
+class NumpyActorCritic:
     """Observations [B, ...] → distribution parameters [B, size] of a feed-forward actor-critic over vectors."""
 
     def __init__(self, network: ActorCritic) -> None:
@@ -32,7 +27,7 @@ class NumpyPolicy:
         self._normalizes = network.normalizer is not None and bool(network.normalizer.names)
         self.load({name: tensor.numpy() for name, tensor in network.state_dict().items()})
 
-    def load(self, weights: Mapping[str, Array]) -> None:
+    def load(self, weights: Arrays) -> None:
         """Copies what it needs of the network's named weights."""
 
         def layer(name: str) -> tuple[Array, Array]:

@@ -3,98 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal import tree
-from shoal.program import Done, Future, futures
-from shoal.replay import Block, Inserted, Pattern, Replay, ShardedReplay, Writer
-from shoal.services.weights import NONE, Weights
-
-Array = npt.NDArray[Any]
-Columns = dict[str, Array]
-
-
-class Policy(Protocol):
-    """What acts. `state` is what a recurrent policy carries from row to row; empty for a feed-forward one.
-
-    A policy that wants to know what its last actions gave has "last_reward", float32 [B], in its state: it is filled in
-    by who steps the environments.
-    """
-
-    def initial_state(self, count: int) -> Columns: ...
-    def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]: ...
-    def load(self, weights: Weights) -> None: ...
-
-
-@runtime_checkable
-class Placed(Protocol):
-    """A policy that explores differently from environment to environment."""
-
-    def place(self, environments: Array) -> None:
-        """The rows of the coming calls of `act` are these environments, int [B], counted over all actors of a run."""
-
-
-@runtime_checkable
-class Prioritizing(Protocol):
-    """A policy that gives items their first priorities, from what it knew when it acted."""
-
-    @property
-    def priority_columns(self) -> tuple[str, ...]: ...  # what `priorities` reads, beside reward, terminated and valid
-    @property
-    def transient(self) -> tuple[str, ...]: ...  # those columns among them that are not worth storing
-    def priorities(self, data: Columns) -> Array:
-        """One for each of the items whose columns, as a sample has them, are given: [items]. Any thread may call it."""
-
-
-_NOTHING = Done(Inserted({}, {}))
-
-
-class Ahead:
-    """A replay service as an actor sees it that goes on while its last block is being stored: the answer to an insert
-    is the one before it."""
-
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-        self._last: Future = _NOTHING
-        self.forget_writer = replay.forget_writer
-
-    def insert(self, block: Block, timeout: float | None = None) -> Inserted:
-        before, self._last = self._last, _NOTHING  # where sending fails there is nothing to wait for
-        self._last = futures(self._replay).insert(block, timeout)  # copied out while the one before is being stored
-        result: Inserted = before.result()
-        return result
-
-
-class Sender:
-    """Hands blocks of rows to a writer of its own, with the priorities of the items that they complete.
-
-    Of several replay services it writes to the one at `home`, and if that is lost to the next.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        replay: Replay | list[Replay],
-        patterns: Mapping[str, Pattern],
-        name: str,
-        home: int = 0,
-    ) -> None:
-        receiver = ShardedReplay(replay, home=home) if isinstance(replay, list) else Ahead(replay)
-        prioritizing = policy if isinstance(policy, Prioritizing) else None
-        self._priorities = prioritizing.priorities if prioritizing else None
-        self._writer = Writer(
-            receiver,
-            dict(patterns),
-            name=name,
-            priority_columns=prioritizing.priority_columns if prioritizing else (),
-            transient=prioritizing.transient if prioritizing else (),
-        )
-
-    def __call__(self, block: Columns) -> None:
-        self._writer.append(block, self._priorities)
+from shoal.acting.policy import Policy
+from shoal.types import Array, Arrays, Columns
+from shoal.versions import NONE
 
 
 class Recorder:
@@ -124,7 +40,26 @@ class Recorder:
         self._columns: Columns = {}
         self._row, self._until = 0, rows + overlap
 
-    def load(self, version: int, weights: Weights) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Where every environment stands between two rows, and the rows that have not been handed on."""
+        return {
+            "version": self.version,
+            "first": self.first.copy(),
+            "state": {name: value.copy() for name, value in self._state.items()},
+            "rows": {name: column[: self._row].copy() for name, column in self._columns.items()},
+            "until": self._until,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.version, self._until = state["version"], state["until"]
+        self.first = np.array(state["first"])
+        self._state = {name: np.array(value) for name, value in state["state"].items()}
+        self._row = len(state["rows"]["valid"]) if state["rows"] else 0
+        for name, rows in state["rows"].items():
+            self._columns[name] = np.empty((self._rows + 1, *rows.shape[1:]), rows.dtype)
+            self._columns[name][: self._row] = rows
+
+    def load(self, version: int, weights: Arrays) -> None:
         self.policy.load(weights)
         self.version = version
 
@@ -137,9 +72,7 @@ class Recorder:
 
     def state(self) -> Columns:
         """What the policy carries into the coming row: zero where an episode begins."""
-        if self._state and self.first.any():
-            return {name: _zero_where(self.first, value) for name, value in self._state.items()}
-        return self._state
+        return zero_where(self.first, self._state)
 
     def record(self, observation: Any, state: Columns, action: Array, after: Columns, extras: Columns) -> None:
         """Write down a row whose actions were chosen: `state` is from before it, `after` from after it."""
@@ -166,7 +99,7 @@ class Recorder:
         columns["terminated"][row] = terminated
         columns["valid"][row] = valid
         self.first = ~valid
-        self._state = rewarded(self._state, reward)
+        self._state = with_last_reward(self._state, reward)
         self._row += 1
         if self._row < self._until:
             return False
@@ -184,10 +117,18 @@ class Recorder:
             self._columns[name] = np.empty((self._rows + 1, *value.shape), value.dtype)
 
 
-def rewarded(state: Columns, reward: Array) -> Columns:
+def with_last_reward(state: Columns, reward: Array) -> Columns:
     """The state after actions gave this reward, for policies that want to know."""
     return {**state, "last_reward": reward} if "last_reward" in state else state
 
 
-def _zero_where(first: Array, value: Array) -> Array:
-    return np.where(first.reshape(-1, *[1] * (value.ndim - 1)), np.zeros((), value.dtype), value)
+def zero_where(first: Array, state: Columns) -> Columns:
+    """A recurrent state [B, ...] that is zero where an episode begins, bool [B]."""
+    if not state or not first.any():
+        return state
+    return {name: np.where(_align(first, x), np.zeros((), x.dtype), x) for name, x in state.items()}
+
+
+def _align(mask: Array, x: Array) -> Array:
+    """mask [B] with as many trailing axes as x [B, ...]."""
+    return mask.reshape(-1, *[1] * (x.ndim - 1))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-
-from shoal.nets import numpy_recurrent_q
 from shoal.nets.numpy_q import NumpyQ, supported
-from shoal.nets.q import QNetwork, make_q_network, make_recurrent_q_network
-from shoal.nets.q_acting import QPolicy
 from shoal.nets.recurrent_q_acting import RecurrentQPolicy
+
+from shoal.acting.q import QPolicy
+from shoal.nets import numpy_recurrent_q
+from shoal.nets.q import QNetwork, make_q_network, make_recurrent_q_network
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 BYTES = spaces.Box(0, 255, (2, 3), np.uint8)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
+from shoal.acting.numpy_q import Layers, folded_head, vectors
 from shoal.nets.actor_critic import LSTM
 from shoal.nets.encoder import VectorEncoder
-from shoal.nets.numpy_q import Layers, folded_head, vectors
 from shoal.nets.q import RecurrentQNetwork
-
-Array = npt.NDArray[Any]
+from shoal.types import Array, Arrays, Columns
 
 
 class NumpyRecurrentQ:
@@ -28,7 +25,7 @@ class NumpyRecurrentQ:
         self._actions, self._width = network.actions, core.width
         self.load({name: tensor.numpy() for name, tensor in network.state_dict().items()})
 
-    def load(self, weights: Mapping[str, Array]) -> None:
+    def load(self, weights: Arrays) -> None:
         """Copies what it needs of the network's named weights."""
         self._torso.load(weights)
         self._streams.load(weights)
@@ -43,8 +40,8 @@ class NumpyRecurrentQ:
         self._weight, self._bias = weight[order] * halves, bias[order] * halves
 
     def __call__(
-        self, observation: Array, last_action: Array, last_reward: Array, state: Mapping[str, Array]
-    ) -> tuple[Array, dict[str, Array]]:
+        self, observation: Array, last_action: Array, last_reward: Array, state: Arrays
+    ) -> tuple[Array, Columns]:
         """observation [B, ...], last_action int [B] counted from 1 (0: none), last_reward [B], state [B, width] each.
 
         Returns Q [B, actions] and the state after this row.

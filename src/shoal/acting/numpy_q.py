@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard, cast
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from shoal.nets.encoder import VectorEncoder
 from shoal.nets.q import DuelingHead, QNetwork
-
-Array = npt.NDArray[Any]
+from shoal.types import Array, Arrays
 
 
 class NumpyQ:
@@ -26,7 +24,7 @@ class NumpyQ:
         self._hidden = Layers(activations)
         self.load({name: tensor.numpy() for name, tensor in network.state_dict().items()})
 
-    def load(self, weights: Mapping[str, Array]) -> None:
+    def load(self, weights: Arrays) -> None:
         """Copies what it needs of the network's named weights."""
         self._hidden.load(weights)
         self._q = folded_head(weights, self._head)
@@ -44,7 +42,7 @@ class Layers:
     def __init__(self, activations: Mapping[str, str]) -> None:
         self._activations = {name: np.tanh if kind == "tanh" else _relu for name, kind in activations.items()}
 
-    def load(self, weights: Mapping[str, Array]) -> None:
+    def load(self, weights: Arrays) -> None:
         self._layers = [
             (np.array(weights[f"{name}.weight"]), np.array(weights[f"{name}.bias"])[:, None], activation)
             for name, activation in self._activations.items()
@@ -64,7 +62,7 @@ def vectors(encoder: nn.Module, observation: Array) -> Array:
     return x / np.float32(255.0) if encoder.bytes else x
 
 
-def folded_head(weights: Mapping[str, Array], head: DuelingHead) -> tuple[Array, Array]:
+def folded_head(weights: Arrays, head: DuelingHead) -> tuple[Array, Array]:
     """Weight and bias of a dueling head as one layer: V + A − mean A is linear in what both of its parts see."""
     atoms = head.quantiles or 1
     value, advantage = weights["head.value.weight"], weights["head.advantage.weight"]

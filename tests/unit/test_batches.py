@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.functional.minibatches import minibatches, valid_rows
+from shoal.batches import minibatches, valid_rows
 
 
 def columns(length: int, width: int) -> dict[str, Tensor]:

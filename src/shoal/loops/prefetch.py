@@ -1,0 +1,73 @@
+"""Batches for a learner, asked for ahead of time and turned into tensors on its device."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.batches import Batch, to_batch
+from shoal.program import Future, NodeDied
+from shoal.replay import ReplayTimeout, Sample
+from shoal.sync import monotonic, sleep
+
+RECONNECT = 60.0  # seconds in which a replay service that was lost must be back
+PAUSE = 0.1  # seconds between two attempts to reach it
+
+
+class Prefetch:
+    """Keeps `ahead` + 1 requests under way. `take` gives the oldest answer, `ask` makes the next request.
+
+    On CUDA the next batch is copied, through pinned memory and on a stream of its own, while one is trained.
+    """
+
+    def __init__(
+        self, request: Callable[[], Future], observation_space: Any, device: torch.device, *, ahead: int = 1
+    ) -> None:
+        self._request, self._space, self._device = request, observation_space, device
+        self._asked: collections.deque[Future] = collections.deque()
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copied: tuple[Sample, Batch] | None = None
+        for _ in range(ahead + 1):
+            self.ask()
+
+    def ask(self) -> None:
+        self._asked.append(self._request())
+
+    def take(self) -> tuple[Sample, Batch]:
+        """The next sample and its batch, which may share memory until the next request."""
+        if self._copied is not None:
+            (sample, batch), self._copied = self._copied, None
+        else:
+            sample = self._next()
+            batch = self._to_device(sample)
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            if self._asked and self._asked[0].done():
+                following = self._next()
+                self._copied = following, self._to_device(following)
+        return sample, batch
+
+    def _to_device(self, sample: Sample) -> Batch:
+        if self._stream is None:
+            return to_batch(sample.data, self._space, self._device)
+        with torch.cuda.stream(self._stream):
+            return to_batch(sample.data, self._space, self._device)
+
+    def _next(self) -> Sample:
+        """The oldest answer; a request that timed out, or whose service was lost and is starting again, is repeated."""
+        deadline: float | None = None
+        while True:
+            try:
+                sample: Sample = self._asked.popleft().result()
+                return sample
+            except ReplayTimeout:
+                self.ask()
+            except NodeDied:
+                deadline = deadline or monotonic() + RECONNECT
+                if monotonic() > deadline:
+                    raise
+                sleep(PAUSE)
+                self.ask()
