@@ -7,12 +7,13 @@ gave. `config` makes such a dataclass and remembers what was given. What a field
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
@@ -71,22 +72,32 @@ Limit = AtLeast | Above | Between | LayerWidths
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def config(cls: type[C]) -> type[C]:
-    """Make a config's dataclass; its objects know which fields were given, so that a preset sets only the others."""
-    made: Any = dataclass(frozen=True, kw_only=True)(cls)
-    init = made.__init__
-    defaults = {field.name: field.default for field in dataclasses.fields(made) if field.init}
+def config(**defaults: Any) -> Callable[[type[C]], type[C]]:
+    """Make a config's dataclass. `defaults` replace those of inherited fields.
 
-    @functools.wraps(init)
-    def remember(self: Any, **values: Any) -> None:
-        init(self, **values)
-        names = set(values)
-        if names == set(defaults):  # dataclasses.replace gives all of them: count those that differ from their defaults
-            names = {name for name, value in values.items() if value != defaults[name]}
-        object.__setattr__(self, "_given", frozenset(names))
+    Its objects know which fields were given, so that a preset sets only the others.
+    """
 
-    made.__init__ = remember
-    return typing.cast(type[C], made)
+    def make(cls: type[C]) -> type[C]:
+        made: Any = dataclass(frozen=True, kw_only=True)(cls)
+        fields = made.__dataclass_fields__
+        for name, value in defaults.items():
+            fields[name] = copy.copy(fields[name])  # of the group that it was inherited from
+            fields[name].default = value
+        init = made.__init__
+
+        @functools.wraps(init)
+        def remember(self: Any, **values: Any) -> None:
+            init(self, **(defaults | values))
+            names = set(values)
+            if names == set(fields):  # dataclasses.replace gives all of them: count those that are not the defaults
+                names = {name for name, value in values.items() if value != fields[name].default}
+            object.__setattr__(self, "_given", frozenset(names))
+
+        made.__init__ = remember
+        return typing.cast(type[C], made)
+
+    return make
 
 
 def given(config: Any) -> frozenset[str]:

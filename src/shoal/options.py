@@ -10,7 +10,7 @@ from typing import Literal
 from shoal.config import Amount, Count, Positive, Share, Whole, Widths, config
 
 
-@config
+@config()
 class Acting:
     """Who acts, and where."""
 
@@ -22,7 +22,7 @@ class Acting:
     acting_device: str = "cpu"  # what policies compute on; with central inference, the servers
 
 
-@config
+@config()
 class CentralInference:
     """Networks beside the actors, or in servers of their own."""
 
@@ -32,7 +32,7 @@ class CentralInference:
     inference_wait: Amount = 0.002  # seconds a request waits for others to share its batch
 
 
-@config
+@config()
 class Rewards:
     """What learners make of the environment's rewards. What is stored stays raw."""
 
@@ -40,7 +40,7 @@ class Rewards:
     reward_clip: Amount = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
 
 
-@config
+@config()
 class Learning:
     """Who learns, and how fast."""
 
@@ -52,7 +52,7 @@ class Learning:
     grad_clip: Amount = 0.5  # norm; 0: not at all
 
 
-@config
+@config()
 class Rollouts:
     """On-policy data: a queue of rollouts, each trained on once."""
 
@@ -62,7 +62,7 @@ class Rollouts:
     publish_every: Count = 1  # updates between versions of the weights
 
 
-@config
+@config()
 class Experience:
     """Off-policy data: a replay of items that are sampled again and again."""
 
@@ -81,7 +81,7 @@ class Experience:
     target_every: Count = 200  # updates after which the target network follows
 
 
-@config
+@config()
 class EpsilonLadder:
     """Exploration by ε-greedy actions, each environment with its own ε."""
 
@@ -89,7 +89,7 @@ class EpsilonLadder:
     ladder_exponent: Amount = 7.0
 
 
-@config
+@config()
 class PolicyAndValue:
     """A policy and a value, over one torso or one each."""
 
@@ -101,7 +101,7 @@ class PolicyAndValue:
     lstm: Whole = 0  # width of the recurrent core; 0: feed-forward
 
 
-@config
+@config()
 class PolicyGradient:
     """What policy gradients weigh against each other."""
 
@@ -111,7 +111,7 @@ class PolicyGradient:
     learning_rate: Amount = 1e-3
 
 
-@config
+@config()
 class Proximal:
     """Several passes over the same rollouts, held near the policy that acted."""
 
@@ -124,7 +124,7 @@ class Proximal:
     normalize_rewards: bool = False  # by the spread of discounted returns
 
 
-@config
+@config()
 class ActorAndCritics:
     """An actor and critics of observation and action."""
 
@@ -137,7 +137,7 @@ class ActorAndCritics:
     target_rate: Share = 1.0  # how much of the way to the networks the target networks go: 1 copies
 
 
-@config
+@config()
 class Noise:
     """Exploration by Gaussian noise on actions, in units of half their range."""
 

@@ -33,9 +33,8 @@ from shoal.services.gradients import GradientServer
 from shoal.state import Stateful
 
 
-@config
+@config(actors=2)
 class Config(PolicyAndValue, PolicyGradient, Rewards, Acting):
-    actors: Count = 2  # workers: each acts, and computes gradients with its own copy of the weights
     unroll: Count = 20  # rows of each environment per gradient
     gamma: Share = 0.99
     loss_scale: float = 1.0

@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.deterministic import DeterministicPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Count, Widths, config
+from shoal.config import Amount, config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.functional.deterministic import deterministic_policy_loss
@@ -36,24 +36,25 @@ from shoal.replay import n_step
 from shoal.state import Stateful
 
 
-@config
+@config(
+    env="Pendulum-v1",
+    envs_per_actor=8,
+    rows=8,
+    noise=0.8,
+    noise_smallest=0.05,
+    capacity=1_000_000,
+    n=5,
+    batch=256,
+    target_every=100,
+    actor_rate=1e-4,
+    critic_rate=1e-4,
+    actor_hidden=(300, 200),
+    critic_hidden=(400, 300),
+    grad_clip=40.0,  # for actor and critic apart
+)
 class Config(ActorAndCritics, Learning, Experience, Noise, Rewards, CentralInference, Acting):
-    env: str = "Pendulum-v1"
-    envs_per_actor: Count = 8
-    rows: Count = 8
-    noise: Amount = 0.8
-    noise_smallest: Amount = 0.05
-    capacity: Count = 1_000_000
-    n: Count = 5
-    batch: Count = 256
-    target_every: Count = 100
-    actor_rate: Amount = 1e-4
-    critic_rate: Amount = 1e-4
-    grad_clip: Amount = 40.0  # norm, for actor and critic apart
     slope_clip: Amount = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
     saturation_cost: Amount = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
-    actor_hidden: Widths = (300, 200)
-    critic_hidden: Widths = (400, 300)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -34,13 +34,12 @@ from shoal.replay import n_step
 from shoal.state import Stateful
 
 
-@config
+@config(grad_clip=40.0)
 class Config(Learning, Experience, EpsilonLadder, Rewards, CentralInference, Acting):
     quantiles: Whole = 0  # of the return, per action; 0: only its mean
     kappa: Amount = 0.0  # TD errors beyond it count linearly; 0: all are squared, or with quantiles as 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, as in the paper
     learning_rate: Amount = 1e-3
-    grad_clip: Amount = 40.0  # norm; 0: not at all
 
     # network
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.batches import Batch, minibatches, training_rows
-from shoal.config import Amount, Count, Share, config
+from shoal.config import Amount, Count, config
 from shoal.envs import EnvSpec
 from shoal.functional.normalisation import masked_sums, normalise_advantages
 from shoal.functional.policy_gradient import entropy_bonus, value_loss
@@ -44,16 +44,11 @@ from shoal.schedules import AnnealedBySteps
 from shoal.state import Stateful
 
 
-@config
+@config(unroll=32, queue=64, minibatches=2, lambda_=0.95, epsilon=1e-5)
 class Config(PolicyAndValue, Proximal, PolicyGradient, Learning, Rollouts, Rewards, CentralInference, Acting):
-    unroll: Count = 32  # transitions per item; one more observation is kept to bootstrap
-    queue: Count = 64  # items that may wait for the learner; actors block when it is full
-    minibatches: Count = 2  # updates per pass
     target_every: Count = 2  # learner steps between two copies of the network into the target policy
-    lambda_: Share = 0.95
     clip_rho: Amount = 1.0
     clip_c: Amount = 1.0
-    epsilon: Amount = 1e-5
 
 
 PRESETS: dict[str, dict[str, Any]] = {

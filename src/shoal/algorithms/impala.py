@@ -28,7 +28,7 @@ from shoal.schedules import annealed
 from shoal.state import Stateful
 
 
-@config
+@config(epsilon=1e-5)
 class Config(PolicyAndValue, PolicyGradient, Learning, Rollouts, Rewards, CentralInference, Acting):
     clip_rho: Amount = 1.0
     clip_c: Amount = 1.0
@@ -36,7 +36,6 @@ class Config(PolicyAndValue, PolicyGradient, Learning, Rollouts, Rewards, Centra
     loss_scale: float = 1.0
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: with the small number inside the root, as in the paper
     anneal_updates: Whole = 0  # the learning rate falls linearly to 0 over so many updates; 0: constant
-    epsilon: Amount = 1e-5
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.batches import Batch, minibatches, training_rows
-from shoal.config import Amount, Count, Share, config
+from shoal.config import Amount, Count, config
 from shoal.envs import EnvSpec
 from shoal.functional.gae import gae
 from shoal.functional.normalisation import masked_sums, normalise_advantages
@@ -32,14 +32,11 @@ from shoal.schedules import AnnealedBySteps
 from shoal.state import Stateful
 
 
-@config
+@config(actors=2, lambda_=0.95, epsilon=1e-5)
 class Config(PolicyAndValue, Proximal, PolicyGradient, Learning, Rewards, Acting):
-    actors: Count = 2
     unroll: Count = 32  # transitions of each environment per iteration
-    lambda_: Share = 0.95
     value_clip: Amount = 0.0  # how far values may move before they gain no more; 0: as far as they like
     target_kl: Amount = 0.0  # no further pass once the policy has moved this far; 0: never
-    epsilon: Amount = 1e-5
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -42,24 +42,25 @@ from shoal.replay import sequence
 from shoal.state import Stateful
 
 
-@config
+@config(
+    env="shoal/CartPoleHidden-v0",
+    rows=20,
+    capacity=20_000,
+    learning_starts=200,
+    priority_exponent=0.9,
+    importance_exponent=0.6,
+    n=5,
+    batch=32,
+    gamma=0.997,
+    epsilon=1e-3,
+    grad_clip=40.0,
+)
 class Config(Learning, Experience, EpsilonLadder, CentralInference, Acting):
-    env: str = "shoal/CartPoleHidden-v0"
-    rows: Count = 20
     burn_in: Whole = 10  # steps before a sequence that only bring its recurrent state up to date
     length: Count = 30  # steps of a sequence that are trained
     period: Count = 15  # steps from the beginning of one sequence to that of the next
-    capacity: Count = 20_000  # sequences
-    learning_starts: Count = 200  # sequences that are there before the first update
-    priority_exponent: Amount = 0.9
-    importance_exponent: Amount = 0.6
     mix: Share = 0.9  # a sequence's priority is mix · max |δ| + (1 − mix) · mean |δ|
-    n: Count = 5
-    batch: Count = 32  # sequences per update
-    gamma: Share = 0.997
     learning_rate: Amount = 1e-3
-    epsilon: Amount = 1e-3  # of Adam
-    grad_clip: Amount = 40.0
 
     # network
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Count, Share, Whole, config
+from shoal.config import Amount, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import importance_mean, value_metrics
@@ -32,24 +32,15 @@ from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
+PAPER: dict[str, Any] = {"replay": "uniform", "capacity": 1_000_000, "n": 1, "batch": 256, "grad_clip": 0.0}
+PAPER |= {"target_every": 1, "target_rate": 0.005, "actor_rate": 3e-4, "critic_rate": 3e-4}
 
-@config
+
+@config(env="Pendulum-v1", envs_per_actor=8, rows=8, **PAPER)
 class Config(ActorAndCritics, Learning, Experience, Rewards, CentralInference, Acting):
-    env: str = "Pendulum-v1"
-    envs_per_actor: Count = 8
-    rows: Count = 8
     random_steps: Whole = 1_000  # of all environments together, with uniform actions, before the actor acts
-    replay: Literal["prioritized", "uniform"] = "uniform"
-    capacity: Count = 1_000_000
-    n: Count = 1
-    batch: Count = 256
-    target_every: Count = 1
-    target_rate: Share = 0.005
-    actor_rate: Amount = 3e-4
-    critic_rate: Amount = 3e-4
     temperature_rate: Amount = 3e-4
     target_entropy: float | None = None  # nats; None: minus the number of action components
-    grad_clip: Amount = 0.0
 
 
 PRESETS: dict[str, dict[str, Any]] = {

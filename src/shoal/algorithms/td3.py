@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.deterministic import DeterministicPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Count, Share, Whole, config
+from shoal.config import Amount, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
@@ -34,24 +34,25 @@ from shoal.replay import n_step
 from shoal.state import Stateful
 
 
-@config
+@config(
+    env="Pendulum-v1",
+    envs_per_actor=8,
+    rows=8,
+    noise=0.1,
+    replay="uniform",
+    capacity=1_000_000,
+    n=1,
+    batch=256,
+    target_every=2,  # updates of the critics between two of the actor and of the target networks
+    target_rate=0.005,
+    actor_rate=3e-4,
+    critic_rate=3e-4,
+    grad_clip=0.0,
+)
 class Config(ActorAndCritics, Learning, Experience, Noise, Rewards, CentralInference, Acting):
-    env: str = "Pendulum-v1"
-    envs_per_actor: Count = 8
-    rows: Count = 8
-    noise: Amount = 0.1
     random_steps: Whole = 1_000  # of all environments together, with uniform actions, before the actor acts
-    replay: Literal["prioritized", "uniform"] = "uniform"
-    capacity: Count = 1_000_000
-    n: Count = 1
-    batch: Count = 256
-    target_every: Count = 2  # updates of the critics between two of the actor and of the target networks
-    target_rate: Share = 0.005
     target_noise: Amount = 0.2  # deviation of the noise on target actions, in units of half their range
     target_noise_clip: Amount = 0.5
-    actor_rate: Amount = 3e-4
-    critic_rate: Amount = 3e-4
-    grad_clip: Amount = 0.0
 
 
 PRESETS: dict[str, dict[str, Any]] = {
