@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "factories": ("errors", ""),
     "batches": ("tree", "torch"),
     "functional": ("", "torch numpy"),
-    "replay": ("buffers errors program sync tree", "numpy lz4"),
+    "replay": ("buffers sync", "numpy lz4"),
     "envs": ("errors tree", "numpy gymnasium dm_env ale_py"),
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
     "acting": ("functional nets program replay tree versions", "torch numpy"),
