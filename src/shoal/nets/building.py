@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from gymnasium import spaces
 
-from shoal.factories import load_factory
+from shoal.nets import user_module
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.normalize import ObservationNormalizer
 from shoal.nets.user import UserNetwork
@@ -49,7 +49,7 @@ def make_actor_critic(cfg: NetworkConfig, env: Spaces, seed: int) -> ActorCritic
         torch.manual_seed(seed)
         network: ActorCritic | UserNetwork
         if cfg.network is not None:
-            made = load_factory(cfg.network)(env.observation_space, env.action_space)
+            made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
             network = UserNetwork(made, env.observation_space, env.action_space, cfg.network)
         else:
             network = ActorCritic(

@@ -12,7 +12,6 @@ quantiles, as the kind of critic asks for. Where there are two critics the facto
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -21,8 +20,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.errors import UserError
-from shoal.factories import load_factory
 from shoal.functional.distributional import categorical_mean
+from shoal.nets import user_module
 from shoal.nets.building import Spaces
 from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
@@ -256,9 +255,8 @@ def make_bodies(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if cfg.network is not None:
-            factory = load_factory(cfg.network)
             outputs = actor_outputs * size, critic_outputs
-            pairs = [_check_pair(factory, env, size, *outputs, cfg.network) for _ in range(critics)]
+            pairs = [_make_pair(cfg.network, env, size, *outputs) for _ in range(critics)]
             return [pairs[0][0], *(critic for _, critic in pairs)]
         form = cfg.activation, normalised
         return [
@@ -267,18 +265,18 @@ def make_bodies(
         ]
 
 
-def _check_pair(
-    factory: Callable[..., Any], env: Spaces, actions: int, actor_outputs: int, critic_outputs: int, name: str
+def _make_pair(
+    name: str, env: Spaces, actions: int, actor_outputs: int, critic_outputs: int
 ) -> tuple[nn.Module, nn.Module]:
     """The user's modules, tried on two observations of zeros."""
-    made = factory(env.observation_space, env.action_space)
+    made = user_module.make(name, "network", env.observation_space, env.action_space)
     if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(part, nn.Module) for part in made)):
         raise UserError(f"The network {name} must return a pair of nn.Modules (actor, critic).")
     actor, critic = made
     count = 2
     observation = zeros(env.observation_space, count)
-    with torch.no_grad():
-        units, values = actor(observation), critic(observation, torch.zeros(count, actions))
+    units = user_module.attempt(actor, f"The actor of {name}", observation)
+    values = user_module.attempt(critic, f"The critic of {name}", observation, torch.zeros(count, actions))
     if list(units.shape) != [count, actor_outputs]:
         raise UserError(
             f"The actor of {name} gave outputs of shape {list(units.shape)} for {count} observations; "

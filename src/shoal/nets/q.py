@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal import tree
 from shoal.errors import UserError
-from shoal.factories import load_factory
+from shoal.nets import user_module
 from shoal.nets.actor_critic import LSTM, State
 from shoal.nets.building import Spaces
 from shoal.nets.dense import Dense, mlp
@@ -104,7 +104,7 @@ class RecurrentQNetwork(nn.Module):
         size: int = self.encoder.size  # type: ignore[assignment]
         self.torso = mlp(size, hidden, activation)
         size = (hidden[-1] if hidden else size) + self.actions + 1
-        self.core = LSTM(size, lstm) if core is None else UserCore(load_factory(core)(size), size, core)
+        self.core = LSTM(size, lstm) if core is None else UserCore(user_module.make(core, "core", size), size, core)
         width = self.core.width
         self.head = DuelingHead(width, self.actions, quantiles=quantiles, stream=stream, activation=activation)
 
@@ -184,7 +184,7 @@ def make_q_network(cfg: QConfig, env: Spaces, seed: int, quantiles: int = 0) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if cfg.network is not None:
-            made = load_factory(cfg.network)(env.observation_space, env.action_space)
+            made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
             return check_q(made, env.observation_space, actions, quantiles, cfg.network)
         return QNetwork(
             env.observation_space,
@@ -202,7 +202,7 @@ def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> R
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if cfg.network is not None:
-            made = load_factory(cfg.network)(env.observation_space, env.action_space)
+            made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
             return UserRecurrentQ(made, env.observation_space, actions, 0, cfg.network)
         return RecurrentQNetwork(
             env.observation_space,

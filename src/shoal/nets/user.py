@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from shoal import tree
 from shoal.errors import UserError
 from shoal.functional.distributions import DiagonalGaussian
+from shoal.nets import user_module
 from shoal.nets.actor_critic import State
 from shoal.nets.heads import LogStd, action_distribution
 from shoal.nets.normalize import ObservationNormalizer
@@ -76,11 +77,8 @@ class UserNetwork(nn.Module):
     def _check(self, observation_space: spaces.Space[Any], name: str) -> None:
         """Two zero observations through the module: one sentence when what comes out is of the wrong shape."""
         count = 2
-        observation = zeros(observation_space, count)
-        with torch.no_grad():
-            outputs = (
-                self.module(observation, self.initial_state(count)) if self.recurrent else self.module(observation)
-            )
+        inputs = (zeros(observation_space, count), *((self.initial_state(count),) if self.recurrent else ()))
+        outputs = user_module.attempt(self.module, f"The network {name}", *inputs)
         expected = 3 if self.recurrent else 2
         if not isinstance(outputs, tuple) or len(outputs) != expected:
             what = "(parameters, value, state)" if self.recurrent else "(parameters, value)"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from shoal import tree
 from shoal.errors import UserError
+from shoal.nets import user_module
 from shoal.nets.actor_critic import State
 from shoal.nets.user import zeros
 
@@ -36,8 +37,8 @@ def check_q(made: object, observation_space: spaces.Space[Any], actions: int, qu
         raise UserError(
             f"The network {name} is recurrent: this algorithm needs a feed-forward one (r2d2 is for those)."
         )
-    with torch.no_grad():
-        _check_shape(module(zeros(observation_space, COUNT)), actions, quantiles, name)
+    q = user_module.attempt(module, f"The network {name}", zeros(observation_space, COUNT))
+    _check_shape(q, actions, quantiles, name)
     return module
 
 
@@ -50,11 +51,8 @@ class UserRecurrentQ(nn.Module):
         super().__init__()
         self.module = _recurrent(made, "network", name)
         self.actions = actions
-        observation = zeros(observation_space, COUNT)
-        with torch.no_grad():
-            outputs = self.module(
-                observation, torch.zeros(COUNT, actions), torch.zeros(COUNT), self.initial_state(COUNT)
-            )
+        inputs = zeros(observation_space, COUNT), torch.zeros(COUNT, actions), torch.zeros(COUNT)
+        outputs = user_module.attempt(self.module, f"The network {name}", *inputs, self.initial_state(COUNT))
         q = _outputs(outputs, "network", "(q, state)", name)
         _check_shape(q, actions, quantiles, name)
 
@@ -74,8 +72,9 @@ class UserCore(nn.Module):
     def __init__(self, made: object, inputs: int, name: str) -> None:
         super().__init__()
         self.module = _recurrent(made, "core", name)
-        with torch.no_grad():
-            outputs = self.module(torch.zeros(COUNT, inputs), self.initial_state(COUNT))
+        outputs = user_module.attempt(
+            self.module, f"The core {name}", torch.zeros(COUNT, inputs), self.initial_state(COUNT)
+        )
         output = _outputs(outputs, "core", "(outputs, state)", name)
         if output.dim() != 2 or len(output) != COUNT:
             raise UserError(

@@ -1,0 +1,65 @@
+"""Making and trying a user's own module: what is wrong with it is one sentence that says where."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.errors import UserError
+from shoal.factories import load_factory
+
+
+def make(path: Any, what: str, *arguments: Any) -> Any:
+    """What the factory that `path` names returns for these arguments; `what` is the option's word for it."""
+    factory = load_factory(path, what)
+    return _guarded(f"The {what} {path} could not be made", factory, *arguments)
+
+
+def attempt(module: nn.Module, what: str, *inputs: Any) -> Any:
+    """What a module, which must be trainable, gives for inputs that it will meet; `what` names it."""
+    parameters = dict(module.named_parameters())
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UserError(f"{what} has no parameters to train: give it layers, or registered nn.Parameters.")
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32:
+            raise UserError(
+                f"{what} has a parameter {name} of {parameter.dtype}: it is trained in torch.float32, so end the "
+                "factory with .float()."
+            )
+    with torch.no_grad():
+        return _guarded(f"{what} failed on a batch of {_describe(inputs)}", module, *inputs)
+
+
+def _guarded(message: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{message}: {type(error).__name__}: {_first_line(error)}{_where(error)}.") from error
+
+
+def _where(error: Exception) -> str:
+    """The place in the user's file, of all the frames the last that is not in an installed package."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    frames = [frame for frame in frames if frame.filename != __file__]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0].rstrip(".")
+
+
+def _describe(inputs: tuple[Any, ...]) -> str:
+    def one(part: Any) -> str:
+        if isinstance(part, torch.Tensor):
+            return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
+        if isinstance(part, dict):
+            return "{" + ", ".join(f"{key}: {one(value)}" for key, value in part.items()) + "}"
+        return "(" + ", ".join(map(one, part)) + ")"
+
+    return ", ".join(one(part) for part in inputs if part is not None and part != {})
