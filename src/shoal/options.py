@@ -5,7 +5,7 @@ An algorithm's file adds what is its own, and gives another default where the me
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from shoal.config import Amount, Count, Positive, Share, Whole, Widths, config
 
@@ -90,6 +90,17 @@ class EpsilonLadder:
 
 
 @config()
+class DuelingNetwork:
+    """A value for each action."""
+
+    network: str | None = None  # module:factory, see shoal.nets.user_q
+    hidden: Widths = (256, 256)
+    activation: str = "relu"
+    stream: Whole = 0  # width of the hidden layers of value and advantage; 0: none
+    learning_rate: Amount = 1e-3
+
+
+@config()
 class PolicyAndValue:
     """A policy and a value, over one torso or one each."""
 
@@ -109,6 +120,14 @@ class PolicyGradient:
     entropy_cost: float = 0.01
     value_cost: float = 0.5
     learning_rate: Amount = 1e-3
+
+
+@config()
+class ImportanceClips:
+    """How far V-trace lets ratios of probabilities count."""
+
+    clip_rho: Amount = 1.0  # in targets
+    clip_c: Amount = 1.0  # in how far errors reach back
 
 
 @config()
@@ -138,8 +157,41 @@ class ActorAndCritics:
 
 
 @config()
+class SlopeFollowing:
+    """How an actor follows the slope of its critic."""
+
+    slope_clip: Amount = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
+    saturation_cost: Amount = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
+
+
+@config()
 class Noise:
     """Exploration by Gaussian noise on actions, in units of half their range."""
 
     noise: Amount = 0.3  # deviation; the largest, where environments differ
     noise_smallest: Amount = 0.0  # deviations go down to this one over all environments; 0: the same for all
+
+
+@config(env="Pendulum-v1", envs_per_actor=8, rows=8, capacity=1_000_000, batch=256)
+class ContinuousControl(ActorAndCritics, Learning, Experience, Rewards, CentralInference, Acting):
+    """What algorithms of an actor and critics share, with the sizes that their papers have."""
+
+
+# ---- parts of presets that several algorithms share
+
+ATARI: dict[str, Any] = {"reward_clip": 1.0, "hidden": (512,), "activation": "relu"}  # with the encoder's convolutions
+SMALL_CONTROL: dict[str, Any] = {  # tasks that a thousand updates solve: many samples of each step, targets that follow
+    "reward_scale": 0.1,
+    "capacity": 300_000,
+    "samples_per_insert": 64.0,
+    "publish_every": 4,
+}
+SMALL_SLOPES: dict[str, Any] = SMALL_CONTROL | {
+    "target_every": 1,
+    "target_rate": 0.01,
+    "saturation_cost": 0.01,
+    "actor_rate": 1e-3,
+    "critic_rate": 1e-3,
+    "actor_hidden": (128, 128),
+    "critic_hidden": (128, 128),
+}

@@ -26,7 +26,7 @@ from shoal.functional.returns import learned_rewards
 from shoal.functional.vtrace import vtrace
 from shoal.loops.wiring import Settings, Wiring
 from shoal.nets.building import Spaces, make_actor_critic
-from shoal.options import Acting, PolicyAndValue, PolicyGradient, Rewards
+from shoal.options import ATARI, Acting, PolicyAndValue, PolicyGradient, Rewards
 from shoal.program import Program
 from shoal.schedules import annealed
 from shoal.services.gradients import GradientServer
@@ -54,25 +54,11 @@ class Config(PolicyAndValue, PolicyGradient, Rewards, Acting):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1},
-    "control": {
-        "envs_per_actor": 16,
-        "reward_scale": 0.1,
-        "lambda_": 0.95,
-        "entropy_cost": 0.001,
-        "learning_rate": 2e-3,
-        "shared_torso": False,
-    },
+    "control": {"envs_per_actor": 16, "reward_scale": 0.1, "shared_torso": False}
+    | {"lambda_": 0.95, "entropy_cost": 0.001, "learning_rate": 2e-3},
     # The paper's figures; its losses are sums over the steps of a rollout.
-    "atari": {
-        "envs_per_actor": 16,
-        "reward_clip": 1.0,
-        "loss_scale": 20.0,
-        "learning_rate": 7e-4,
-        "epsilon": 0.1,
-        "grad_clip": 40.0,
-        "hidden": (512,),
-        "activation": "relu",
-    },
+    "atari": ATARI
+    | {"envs_per_actor": 16, "loss_scale": 20.0, "learning_rate": 7e-4, "epsilon": 0.1, "grad_clip": 40.0},
 }
 
 

@@ -19,59 +19,32 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.deterministic import DeterministicPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, config
+from shoal.config import config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.functional.deterministic import deterministic_policy_loss
+from shoal.functional.deterministic import squashed_policy_loss
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import importance_mean, value_metrics
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, Critic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import Acting, ActorAndCritics, CentralInference, Experience, Learning, Noise, Rewards
+from shoal.options import SMALL_SLOPES, ContinuousControl, Noise, SlopeFollowing
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
-
-@config(
-    env="Pendulum-v1",
-    envs_per_actor=8,
-    rows=8,
-    noise=0.8,
-    noise_smallest=0.05,
-    capacity=1_000_000,
-    n=5,
-    batch=256,
-    target_every=100,
-    actor_rate=1e-4,
-    critic_rate=1e-4,
-    actor_hidden=(300, 200),
-    critic_hidden=(400, 300),
-    grad_clip=40.0,  # for actor and critic apart
-)
-class Config(ActorAndCritics, Learning, Experience, Noise, Rewards, CentralInference, Acting):
-    slope_clip: Amount = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
-    saturation_cost: Amount = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
+PAPER: dict[str, Any] = {"actor_rate": 1e-4, "critic_rate": 1e-4}
+PAPER |= {"actor_hidden": (300, 200), "critic_hidden": (400, 300)}
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "control": {
-        "reward_scale": 0.1,
-        "capacity": 300_000,
-        "samples_per_insert": 64.0,
-        "publish_every": 4,
-        "target_every": 1,
-        "target_rate": 0.01,
-        "saturation_cost": 0.01,
-        "actor_rate": 1e-3,
-        "critic_rate": 1e-3,
-        "actor_hidden": (128, 128),
-        "critic_hidden": (128, 128),
-    },
-}
+@config(noise=0.8, noise_smallest=0.05, n=5, target_every=100, grad_clip=40.0, **PAPER)
+class Config(ContinuousControl, SlopeFollowing, Noise):
+    """Only the groups' options."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_SLOPES}
 
 
 def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
@@ -87,19 +60,19 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> De
         make_networks(cfg, env, seed),
         seed,
         noise=None if greedy else ladder,
-        priorities=partial(first_priorities, cfg) if prioritized else None,
+        priorities=partial(priority_law, cfg) if prioritized else None,
         device=cfg.acting_device,
     )
 
 
-def td_errors(cfg: Config, items: Mapping[str, Tensor], q: Tensor, next_value: Tensor) -> Tensor:
-    """The law of both sides: by how much n-step transitions [B] were worth more than q; priorities are its size."""
-    return bootstrap(items["reward"] * cfg.reward_scale, items["discount"], next_value) - q
+def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """By how much n-step transitions [B] were worth more than "q", with what follows worth "next_value"."""
+    return bootstrap(items["reward"] * cfg.reward_scale, items["discount"], items["next_value"]) - items["q"]
 
 
-def first_priorities(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """Those of new items, by the values that were acted on."""
-    return td_errors(cfg, items, items["q"], items["next_value"]).abs()
+def priority_law(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """|TD error|: the learner's, and the actors' by the values they acted on."""
+    return td_errors(cfg, items).detach().abs()
 
 
 class ApexDPG(Stateful):
@@ -123,7 +96,7 @@ class ApexDPG(Stateful):
             return metrics | {"applied": False}
         actor_loss, slopes = self.actor_loss(batch["observation"])
         actor = self.actor_optimizer.step(actor_loss, items)
-        self.target.follow(self.critic_optimizer.updates)  # after both
+        self.target.follow(self.critic_optimizer.updates)
         metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor.grad_norm, "slope": slopes.mean()}
         return metrics | {"target_drift": Drift(self.target), "applied": actor.applied, "priorities": priorities}
 
@@ -133,19 +106,18 @@ class ApexDPG(Stateful):
         with torch.no_grad():
             next_value = target.critic(following, target.actor(following))
         q = network.critic(batch["observation"], network.actor.units.to_units(batch["action"]))
-        errors = td_errors(self.cfg, batch, q, next_value)
+        items = {**batch, "q": q, "next_value": next_value}
+        errors = td_errors(self.cfg, items)
         loss = importance_mean(0.5 * errors.square(), batch.get("importance"))
-        return loss, errors.detach().abs(), value_metrics(q, errors)
+        return loss, priority_law(self.cfg, items), value_metrics(q, errors)
 
     def actor_loss(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Minus the mean return that the critic expects of the actor's actions, what their saturation costs, and norms
         of dQ/da before clipping [B]."""
-        raw = self.network.actor.raw(observation)
+        critic, cfg = partial(self.network.critic, observation), self.cfg
         with frozen(self.network.critic):
-            losses, slopes = deterministic_policy_loss(
-                torch.tanh(raw), partial(self.network.critic, observation), clip=self.cfg.slope_clip or None
-            )
-        return losses.mean() + self.cfg.saturation_cost * raw.square().sum(-1).mean(), slopes
+            raw = self.network.actor.raw(observation)
+            return squashed_policy_loss(raw, critic, clip=cfg.slope_clip, saturation_cost=cfg.saturation_cost)
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
@@ -155,10 +127,5 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
             f"--noise-smallest 0 leaves all environments but the first without noise: give a number above 0, or "
             f"--noise {cfg.noise:g} for no ladder."
         )
-    wiring = Wiring(cfg, env, settings)
-    replay = wiring.add_experience("transitions", block=cfg.envs_per_actor * cfg.rows)
-    wiring.add_learners(ApexDPG, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
-    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    wiring.add_actors(make_policy, writes=replay, pattern=pattern, rows=cfg.rows)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    transitions = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    return experience_program(cfg, env, settings, learner=ApexDPG, policy=make_policy, pattern=transitions)

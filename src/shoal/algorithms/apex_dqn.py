@@ -18,53 +18,35 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.q import QPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Whole, Widths, config
+from shoal.config import Amount, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.distributional import quantile_huber_loss, quantile_priorities
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import chosen, double_q_values, huber, importance_mean, value_metrics
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_q_network
 from shoal.nets.targets import Drift, Target
-from shoal.options import Acting, CentralInference, EpsilonLadder, Experience, Learning, Rewards
+from shoal.options import Acting, CentralInference, DuelingNetwork, EpsilonLadder, Experience, Learning, Rewards
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
 
 @config(grad_clip=40.0)
-class Config(Learning, Experience, EpsilonLadder, Rewards, CentralInference, Acting):
+class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, Rewards, CentralInference, Acting):
     quantiles: Whole = 0  # of the return, per action; 0: only its mean
     kappa: Amount = 0.0  # TD errors beyond it count linearly; 0: all are squared, or with quantiles as 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, as in the paper
-    learning_rate: Amount = 1e-3
-
-    # network
-
-    network: str | None = None  # module:factory, see shoal.nets.user_q
-    hidden: Widths = (256, 256)
-    activation: str = "relu"
-    stream: Whole = 0  # width of the hidden layers of value and advantage; 0: none
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "n": 10, "target_every": 50, "samples_per_insert": 1.25},
     # The paper's figures; where it has 360 actors of one environment each, the ladder runs over all environments.
-    "atari": {
-        "envs_per_actor": 16,
-        "rows": 25,
-        "reward_clip": 1.0,
-        "capacity": 2_000_000,
-        "learning_starts": 50_000,
-        "target_every": 2_500,
-        "optimizer": "rmsprop",
-        "learning_rate": 2.5e-4 / 4,
-        "epsilon": 1.5e-7,
-        "hidden": (),
-        "stream": 512,
-    },
+    "atari": {"envs_per_actor": 16, "rows": 25, "reward_clip": 1.0, "hidden": (), "stream": 512}
+    | {"capacity": 2_000_000, "learning_starts": 50_000, "target_every": 2_500}
+    | {"optimizer": "rmsprop", "learning_rate": 2.5e-4 / 4, "epsilon": 1.5e-7},
 }
 
 
@@ -142,10 +124,5 @@ class ApexDQN(Stateful):
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a prioritised table, learners sample it and send back how surprising each transition was."""
-    wiring = Wiring(cfg, env, settings)
-    replay = wiring.add_experience("transitions", block=cfg.envs_per_actor * cfg.rows)
-    wiring.add_learners(ApexDQN, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
     pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    wiring.add_actors(make_policy, writes=replay, pattern=pattern, rows=cfg.rows)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    return experience_program(cfg, env, settings, learner=ApexDQN, policy=make_policy, pattern=pattern)

@@ -18,19 +18,21 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.batches import Batch, minibatches, training_rows
-from shoal.config import Amount, Count, config
+from shoal.config import Count, config
 from shoal.envs import EnvSpec
 from shoal.functional.normalisation import masked_sums, normalise_advantages
 from shoal.functional.policy_gradient import entropy_bonus, value_loss
 from shoal.functional.surrogate import approximate_kl, asynchronous_surrogate_loss
 from shoal.functional.vtrace import vtrace
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
 from shoal.nets.targets import Target
 from shoal.options import (
+    ATARI,
     Acting,
     CentralInference,
+    ImportanceClips,
     Learning,
     PolicyAndValue,
     PolicyGradient,
@@ -39,37 +41,23 @@ from shoal.options import (
     Rollouts,
 )
 from shoal.program import Program
-from shoal.replay import Table, rollout
+from shoal.replay import Table
 from shoal.schedules import AnnealedBySteps
 from shoal.state import Stateful
 
 
 @config(unroll=32, queue=64, minibatches=2, lambda_=0.95, epsilon=1e-5)
-class Config(PolicyAndValue, Proximal, PolicyGradient, Learning, Rollouts, Rewards, CentralInference, Acting):
+class Config(
+    PolicyAndValue, Proximal, PolicyGradient, ImportanceClips, Learning, Rollouts, Rewards, CentralInference, Acting
+):
     target_every: Count = 2  # learner steps between two copies of the network into the target policy
-    clip_rho: Amount = 1.0
-    clip_c: Amount = 1.0
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "envs_per_actor": 128, "batch": 128, "queue": 128},
-    "control": {
-        "normalize_observations": True,
-        "normalize_rewards": True,
-        "shared_torso": False,
-        "entropy_cost": 0.0,
-        "learning_rate": 3e-4,
-    },
-    "atari": {
-        "envs_per_actor": 16,
-        "batch": 16,
-        "queue": 32,
-        "unroll": 64,
-        "learning_rate": 2.5e-4,
-        "reward_clip": 1.0,
-        "hidden": (512,),
-        "activation": "relu",
-    },
+    "control": {"normalize_observations": True, "normalize_rewards": True, "shared_torso": False}
+    | {"entropy_cost": 0.0, "learning_rate": 3e-4},
+    "atari": ATARI | {"envs_per_actor": 16, "batch": 16, "queue": 32, "unroll": 64, "learning_rate": 2.5e-4},
 }
 
 
@@ -153,10 +141,14 @@ class APPO(Stateful):
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a queue of unrolls, learners empty it; nobody waits for a version of the weights."""
-    wiring = Wiring(cfg, env, settings)
-    queue = wiring.add_replay(Table.queue("rollouts", cfg.queue))
-    options = {"publish_every": cfg.publish_every, "prefetch": 0}  # what waits for the learner grows old
-    wiring.add_learners(APPO, reads=queue, batch=cfg.batch, **options)
-    wiring.add_actors(make_policy, writes=queue, pattern=rollout(cfg.unroll), rows=cfg.unroll)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    return rollout_program(
+        cfg,
+        env,
+        settings,
+        learner=APPO,
+        policy=make_policy,
+        table=Table.queue("rollouts", cfg.queue),
+        batch=cfg.batch,
+        publish_every=cfg.publish_every,
+        prefetch=0,  # what waits for the learner grows old
+    )

@@ -23,55 +23,36 @@ from shoal.batches import Batch
 from shoal.config import Amount, AtLeast, Whole, config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.functional.deterministic import deterministic_policy_loss
+from shoal.functional.deterministic import squashed_policy_loss
 from shoal.functional.distributional import categorical_loss, mass_outside, project, quantile_huber_loss
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import importance_mean, value_metrics
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, Critic, SupportWatch, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import Acting, ActorAndCritics, CentralInference, Experience, Learning, Noise, Rewards
+from shoal.options import SMALL_SLOPES, ContinuousControl, Noise, SlopeFollowing
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
-RATES = {"actor_rate": 1e-4, "critic_rate": 1e-4, "grad_clip": 40.0}  # clipped for actor and critic apart
-WIDTHS = {"actor_hidden": (300, 200), "critic_hidden": (400, 300)}
+RATES: dict[str, Any] = {"actor_rate": 1e-4, "critic_rate": 1e-4, "grad_clip": 40.0}  # a norm for each
+WIDTHS: dict[str, Any] = {"actor_hidden": (300, 200), "critic_hidden": (400, 300)}
 
 
-@config(
-    env="Pendulum-v1", envs_per_actor=8, rows=8, capacity=1_000_000, n=5, batch=256, target_every=100, **RATES | WIDTHS
-)
-class Config(ActorAndCritics, Learning, Experience, Noise, Rewards, CentralInference, Acting):
+@config(n=5, target_every=100, **RATES, **WIDTHS)
+class Config(ContinuousControl, SlopeFollowing, Noise):
     critic: Literal["categorical", "quantile"] = "categorical"
     atoms: Annotated[int, AtLeast(2)] = 51  # of the categorical distribution
     support_low: float = -150.0  # returns between which the categorical critic's atoms lie, after reward_scale
     support_high: float = 150.0
     quantiles: Whole = 32
     kappa: Amount = 1.0  # quantile errors beyond it count linearly
-    slope_clip: Amount = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
-    saturation_cost: Amount = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "control": {
-        "reward_scale": 0.1,
-        "capacity": 300_000,
-        "samples_per_insert": 64.0,
-        "publish_every": 4,
-        "target_every": 1,
-        "target_rate": 0.01,
-        "atoms": 101,
-        "support_low": -100.0,
-        "support_high": 100.0,
-        "saturation_cost": 0.01,
-        "actor_rate": 1e-3,
-        "critic_rate": 1e-3,
-        "actor_hidden": (128, 128),
-        "critic_hidden": (128, 128),
-    },
+    "control": SMALL_SLOPES | {"atoms": 101, "support_low": -100.0, "support_high": 100.0},
 }
 
 
@@ -94,7 +75,7 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> De
         return DeterministicPolicy(networks, seed, noise=None, device=cfg.acting_device)
     count = cfg.actors * cfg.envs_per_actor
     noise = noise_ladder(np.arange(count), count, cfg.noise, cfg.noise_smallest or cfg.noise)
-    law = partial(first_priorities, cfg) if cfg.replay == "prioritized" else None
+    law = partial(expected_errors, cfg) if cfg.replay == "prioritized" else None
     return DeterministicPolicy(networks, seed, noise=noise, priorities=law, device=cfg.acting_device)
 
 
@@ -103,14 +84,9 @@ def returns_of(cfg: Config, items: Mapping[str, Tensor]) -> tuple[Tensor, Tensor
     return items["reward"] * cfg.reward_scale, items["discount"]
 
 
-def priorities_of(cfg: Config, items: Mapping[str, Tensor], q: Tensor, next_value: Tensor) -> Tensor:
-    """The priority law of actors and learners: |error of the expected return|, [B]."""
-    return (bootstrap(*returns_of(cfg, items), next_value) - q).abs()
-
-
-def first_priorities(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """Those of new items, by the values that were acted on."""
-    return priorities_of(cfg, items, items["q"], items["next_value"])
+def expected_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """Priorities of both sides: |error of the expected return| [B], of "q" before and "next_value" after n steps."""
+    return (bootstrap(*returns_of(cfg, items), items["next_value"]) - items["q"]).abs()
 
 
 class D4PG(Stateful):
@@ -128,13 +104,13 @@ class D4PG(Stateful):
     def update(self, batch: Batch) -> dict[str, Any]:
         """One update of both networks from columns [B, ...] of n-step transitions and, if prioritised, "importance"."""
         loss, priorities, metrics = self.critic_loss(batch)
-        count = torch.tensor(len(priorities))
-        step = self.critic_optimizer.step(loss, count)
+        items = torch.tensor(len(priorities))
+        step = self.critic_optimizer.step(loss, items)
         metrics |= {"critic_loss": loss.detach(), "critic_grad_norm": step.grad_norm, "applied": step.applied}
         if not step.applied:
             return metrics
         loss, slopes = self.actor_loss(batch["observation"])
-        step = self.actor_optimizer.step(loss, count)
+        step = self.actor_optimizer.step(loss, items)
         self.target.follow(self.critic_optimizer.updates)  # after both
         metrics |= {"actor_loss": loss.detach(), "actor_grad_norm": step.grad_norm, "slope": slopes.mean()}
         metrics |= {"target_drift": Drift(self.target), "applied": step.applied}
@@ -150,8 +126,8 @@ class D4PG(Stateful):
         metrics: dict[str, Any] = {}
         with torch.no_grad():
             ahead = target.critic(following, target.actor(following))
-            q, next_value = critic.expected(outputs), target.critic.expected(ahead)
-            priorities = priorities_of(self.cfg, batch, q, next_value)
+            values = {"q": critic.expected(outputs), "next_value": target.critic.expected(ahead)}
+            priorities = expected_errors(self.cfg, batch | values)
         if self.cfg.critic == "categorical":
             moved = torch.softmax(ahead, dim=-1), returns, discounts, critic.support
             losses = categorical_loss(outputs, project(*moved))
@@ -159,26 +135,19 @@ class D4PG(Stateful):
         else:
             losses, _ = quantile_huber_loss(outputs, bootstrap(returns, discounts, ahead), self.cfg.kappa)
         loss = importance_mean(losses, batch.get("importance"))
-        return loss, priorities, metrics | value_metrics(q, priorities)
+        return loss, priorities, metrics | value_metrics(values["q"], priorities)
 
     def actor_loss(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Minus the mean return that the critic expects of the actor's actions, what their saturation costs, and norms
         of dQ/da before clipping [B]."""
-        critic, raw = self.network.critic, self.network.actor.raw(observation)
-        clip = self.cfg.slope_clip or None
+        options = {"clip": self.cfg.slope_clip, "saturation_cost": self.cfg.saturation_cost}
+        critic = self.network.critic
         with frozen(critic):
-            losses, slopes = deterministic_policy_loss(
-                torch.tanh(raw), lambda actions: critic.expected_return(observation, actions), clip=clip
-            )
-        return losses.mean() + self.cfg.saturation_cost * raw.square().sum(-1).mean(), slopes
+            expected = partial(critic.expected_return, observation)
+            return squashed_policy_loss(self.network.actor.raw(observation), expected, **options)
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a table, learners sample it and send back how surprising each transition was."""
-    wiring = Wiring(cfg, env, settings)
-    replay = wiring.add_experience("transitions", block=cfg.envs_per_actor * cfg.rows)
-    wiring.add_learners(D4PG, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
     steps = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    wiring.add_actors(make_policy, writes=replay, pattern=steps, rows=cfg.rows)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    return experience_program(cfg, env, settings, learner=D4PG, policy=make_policy, pattern=steps)

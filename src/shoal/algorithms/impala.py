@@ -19,20 +19,28 @@ from shoal.envs import EnvSpec
 from shoal.functional.policy_gradient import actor_critic_loss
 from shoal.functional.returns import learned_rewards
 from shoal.functional.vtrace import vtrace
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
-from shoal.options import Acting, CentralInference, Learning, PolicyAndValue, PolicyGradient, Rewards, Rollouts
+from shoal.options import (
+    ATARI,
+    Acting,
+    CentralInference,
+    ImportanceClips,
+    Learning,
+    PolicyAndValue,
+    PolicyGradient,
+    Rewards,
+    Rollouts,
+)
 from shoal.program import Program
-from shoal.replay import Table, rollout
+from shoal.replay import Table
 from shoal.schedules import annealed
 from shoal.state import Stateful
 
 
 @config(epsilon=1e-5)
-class Config(PolicyAndValue, PolicyGradient, Learning, Rollouts, Rewards, CentralInference, Acting):
-    clip_rho: Amount = 1.0
-    clip_c: Amount = 1.0
-    clip_pg_rho: Amount = 1.0
+class Config(PolicyAndValue, PolicyGradient, ImportanceClips, Learning, Rollouts, Rewards, CentralInference, Acting):
+    clip_pg_rho: Amount = 1.0  # in the policy's gradient
     loss_scale: float = 1.0
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: with the small number inside the root, as in the paper
     anneal_updates: Whole = 0  # the learning rate falls linearly to 0 over so many updates; 0: constant
@@ -41,31 +49,12 @@ class Config(PolicyAndValue, PolicyGradient, Learning, Rollouts, Rewards, Centra
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"envs_per_actor": 256, "unroll": 10, "batch": 256, "queue": 256, "reward_scale": 0.1},
     # Many small updates: Pendulum needs thousands, and its episodes all reset together.
-    "control": {
-        "envs_per_actor": 16,
-        "unroll": 8,
-        "batch": 16,
-        "queue": 32,
-        "gamma": 0.95,
-        "lambda_": 0.9,
-        "entropy_cost": 0.0,
-        "reward_scale": 0.1,
-        "shared_torso": False,
-    },
+    "control": {"envs_per_actor": 16, "unroll": 8, "batch": 16, "queue": 32, "shared_torso": False}
+    | {"gamma": 0.95, "lambda_": 0.9, "entropy_cost": 0.0, "reward_scale": 0.1},
     # The paper's figures; its losses are sums over a batch of 32 unrolls of 20 steps.
-    "atari": {
-        "envs_per_actor": 16,
-        "batch": 32,
-        "queue": 64,
-        "reward_clip": 1.0,
-        "loss_scale": 640.0,
-        "optimizer": "rmsprop",
-        "learning_rate": 6e-4,
-        "epsilon": 0.1,
-        "grad_clip": 40.0,
-        "hidden": (512,),
-        "activation": "relu",
-    },
+    "atari": ATARI
+    | {"envs_per_actor": 16, "batch": 32, "queue": 64, "loss_scale": 640.0, "grad_clip": 40.0}
+    | {"optimizer": "rmsprop", "learning_rate": 6e-4, "epsilon": 0.1},
 }
 
 
@@ -131,9 +120,6 @@ class Impala(Stateful):
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a queue of unrolls, learners empty it: every step is trained on once."""
-    wiring = Wiring(cfg, env, settings)
-    queue = wiring.add_replay(Table.queue("rollouts", cfg.queue))
-    wiring.add_learners(Impala, reads=queue, batch=cfg.batch, publish_every=cfg.publish_every)
-    wiring.add_actors(make_policy, writes=queue, pattern=rollout(cfg.unroll), rows=cfg.unroll)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    queue = Table.queue("rollouts", cfg.queue)
+    options: dict[str, Any] = {"table": queue, "batch": cfg.batch, "publish_every": cfg.publish_every}
+    return rollout_program(cfg, env, settings, learner=Impala, policy=make_policy, **options)

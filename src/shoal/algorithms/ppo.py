@@ -22,12 +22,12 @@ from shoal.functional.normalisation import masked_sums, normalise_advantages
 from shoal.functional.policy_gradient import entropy_bonus, masked_mean, value_loss
 from shoal.functional.returns import explained_variance
 from shoal.functional.surrogate import approximate_kl, clipped_fraction, clipped_surrogate_loss, clipped_value_loss
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
-from shoal.options import Acting, Learning, PolicyAndValue, PolicyGradient, Proximal, Rewards
+from shoal.options import ATARI, Acting, Learning, PolicyAndValue, PolicyGradient, Proximal, Rewards
 from shoal.program import Program
-from shoal.replay import Table, rollout
+from shoal.replay import Table
 from shoal.schedules import AnnealedBySteps
 from shoal.state import Stateful
 
@@ -41,30 +41,12 @@ class Config(PolicyAndValue, Proximal, PolicyGradient, Learning, Rewards, Acting
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "learning_rate": 2e-3, "envs_per_actor": 128},
-    "control": {
-        "normalize_observations": True,
-        "normalize_rewards": True,
-        "shared_torso": False,
-        "entropy_cost": 0.0,
-        "envs_per_actor": 8,
-        "unroll": 128,
-        "epochs": 10,
-        "minibatches": 8,
-        "learning_rate": 3e-4,
-    },
+    "control": {"normalize_observations": True, "normalize_rewards": True, "shared_torso": False, "entropy_cost": 0.0}
+    | {"envs_per_actor": 8, "unroll": 128, "epochs": 10, "minibatches": 8, "learning_rate": 3e-4},
     # Schulman 2017, table 5
-    "atari": {
-        "envs_per_actor": 4,
-        "unroll": 128,
-        "epochs": 3,
-        "minibatches": 4,
-        "clip": 0.1,
-        "value_cost": 1.0,
-        "learning_rate": 2.5e-4,
-        "reward_clip": 1.0,
-        "hidden": (512,),
-        "activation": "relu",
-    },
+    "atari": ATARI
+    | {"envs_per_actor": 4, "unroll": 128, "epochs": 3, "minibatches": 4}
+    | {"clip": 0.1, "value_cost": 1.0, "learning_rate": 2.5e-4},
 }
 
 
@@ -150,9 +132,6 @@ class PPO(Stateful):
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Every actor brings its unrolls once per version of the weights; learners take them all and make the next."""
     items = cfg.actors * cfg.envs_per_actor
-    wiring = Wiring(cfg, env, settings)
-    quota = wiring.add_replay(Table.quota("rollouts", items))
-    wiring.add_learners(PPO, reads=quota, batch=items, prefetch=0, synchronous=True)
-    wiring.add_actors(make_policy, writes=quota, pattern=rollout(cfg.unroll), rows=cfg.unroll, synchronous=True)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    quota = Table.quota("rollouts", items)
+    parts: dict[str, Any] = {"learner": PPO, "policy": make_policy, "table": quota, "batch": items}
+    return rollout_program(cfg, env, settings, **parts, synchronous=True, prefetch=0)

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.recurrent_q import RecurrentQPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Count, Share, Whole, Widths, config
+from shoal.config import Count, Share, Whole, config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.functional.exploration import epsilon_ladder
@@ -32,11 +32,11 @@ from shoal.functional.q import (
     value_metrics,
 )
 from shoal.functional.rescaling import inverse_rescale
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_recurrent_q_network, previous, unroll
 from shoal.nets.targets import Drift, Target
-from shoal.options import Acting, CentralInference, EpsilonLadder, Experience, Learning
+from shoal.options import Acting, CentralInference, DuelingNetwork, EpsilonLadder, Experience, Learning
 from shoal.program import Program
 from shoal.replay import sequence
 from shoal.state import Stateful
@@ -54,42 +54,24 @@ from shoal.state import Stateful
     gamma=0.997,
     epsilon=1e-3,
     grad_clip=40.0,
+    hidden=(64,),
+    stream=64,
 )
-class Config(Learning, Experience, EpsilonLadder, CentralInference, Acting):
+class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, CentralInference, Acting):
     burn_in: Whole = 10  # steps before a sequence that only bring its recurrent state up to date
     length: Count = 30  # steps of a sequence that are trained
     period: Count = 15  # steps from the beginning of one sequence to that of the next
     mix: Share = 0.9  # a sequence's priority is mix · max |δ| + (1 − mix) · mean |δ|
-    learning_rate: Amount = 1e-3
-
-    # network
-
-    network: str | None = None  # module:factory, see shoal.nets.user_q
     core: str | None = None  # module:factory of a recurrent core in place of the LSTM, see shoal.nets.user_q
     lstm: Whole = 64  # its width
-    hidden: Widths = (64,)  # layers before it
-    activation: str = "relu"
-    stream: Whole = 64  # width of the hidden layers of value and advantage; 0: none
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"samples_per_insert": 1.0, "target_every": 50},
     # The paper's figures; where it has 256 actors of one environment each, the ladder runs over all environments.
-    "atari": {
-        "envs_per_actor": 16,
-        "rows": 40,
-        "burn_in": 40,
-        "length": 80,
-        "period": 40,
-        "capacity": 100_000,
-        "learning_starts": 1_000,
-        "batch": 64,
-        "target_every": 2_500,
-        "learning_rate": 1e-4,
-        "hidden": (512,),
-        "lstm": 512,
-        "stream": 512,
-    },
+    "atari": {"envs_per_actor": 16, "rows": 40, "burn_in": 40, "length": 80, "period": 40}
+    | {"capacity": 100_000, "learning_starts": 1_000, "batch": 64, "target_every": 2_500, "learning_rate": 1e-4}
+    | {"hidden": (512,), "lstm": 512, "stream": 512},
 }
 
 
@@ -172,10 +154,6 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         raise UserError(f"--period {cfg.period} leaves gaps between sequences: give at most --length {cfg.length}.")
     if not (cfg.lstm or cfg.core or cfg.network):
         raise UserError("--lstm 0 leaves r2d2 without a memory: give the LSTM's width, a --core or a --network.")
-    wiring = Wiring(cfg, env, settings)
-    replay = wiring.add_experience("sequences", block=-(-cfg.envs_per_actor * cfg.rows // cfg.period))
-    wiring.add_learners(R2D2, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
     slices = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
-    wiring.add_actors(make_policy, writes=replay, pattern=slices, rows=cfg.rows)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    parts: dict[str, Any] = {"learner": R2D2, "policy": make_policy, "pattern": slices}
+    return experience_program(cfg, env, settings, **parts, table="sequences", period=cfg.period)

@@ -23,29 +23,26 @@ from shoal.envs import EnvSpec
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import importance_mean, value_metrics
 from shoal.functional.squashed import Squashed, squashed_gaussian
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import GaussianActor, TemperedNetworks, TwinCritic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import Acting, ActorAndCritics, CentralInference, Experience, Learning, Rewards
+from shoal.options import SMALL_CONTROL, ContinuousControl
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
-PAPER: dict[str, Any] = {"replay": "uniform", "capacity": 1_000_000, "n": 1, "batch": 256, "grad_clip": 0.0}
-PAPER |= {"target_every": 1, "target_rate": 0.005, "actor_rate": 3e-4, "critic_rate": 3e-4}
+RATES = {"actor_rate": 3e-4, "critic_rate": 3e-4, "target_rate": 0.005}
 
 
-@config(env="Pendulum-v1", envs_per_actor=8, rows=8, **PAPER)
-class Config(ActorAndCritics, Learning, Experience, Rewards, CentralInference, Acting):
+@config(replay="uniform", n=1, target_every=1, grad_clip=0.0, **RATES)
+class Config(ContinuousControl):
     random_steps: Whole = 1_000  # of all environments together, with uniform actions, before the actor acts
     temperature_rate: Amount = 3e-4
     target_entropy: float | None = None  # nats; None: minus the number of action components
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "control": {"samples_per_insert": 64.0, "publish_every": 4, "capacity": 300_000, "reward_scale": 0.1},
-}
+PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_CONTROL}
 
 
 def make_networks(cfg: Config, env: Spaces, seed: int) -> TemperedNetworks:
@@ -59,19 +56,20 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> Sq
         seed,
         greedy=greedy,
         random_rows=-(-cfg.random_steps // (cfg.actors * cfg.envs_per_actor)),
-        priorities=partial(first_priorities, cfg) if cfg.replay == "prioritized" and not greedy else None,
+        priorities=partial(surprise, cfg) if cfg.replay == "prioritized" and not greedy else None,
         device=cfg.acting_device,
     )
 
 
-def soft_errors(cfg: Config, items: Mapping[str, Tensor], q: Tensor, soft_value: Tensor) -> Tensor:
-    """TD errors with the soft value of what follows, [B] or of both critics [2, B]."""
-    return bootstrap(items["reward"] * cfg.reward_scale, items["discount"], soft_value) - q
+def soft_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """TD errors of "q", [B] or of both critics [2, B], with the soft value of what follows as "next_value" [B]."""
+    rewards, discounts = items["reward"] * cfg.reward_scale, items["discount"]
+    return bootstrap(rewards, discounts, items["next_value"]) - items["q"]
 
 
-def first_priorities(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """Those of new items: |TD error| by the values that were acted on, the smaller of both critics."""
-    return soft_errors(cfg, items, items["q"], items["next_value"]).abs()
+def surprise(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """Priorities of both sides: |TD error| [B], of both critics the mean; actors know the smaller of both values."""
+    return soft_errors(cfg, items).detach().abs().reshape(-1, len(items["reward"])).mean(0)
 
 
 class SAC(Stateful):
@@ -81,10 +79,10 @@ class SAC(Stateful):
         self.cfg = cfg
         self.network = make_networks(cfg, env, seed).to(cfg.device)
         self.target = Target(self.network.critic, cfg.target_every, cfg.target_rate)
-        make = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
-        self.critic_optimizer = make(self.network.critic.parameters(), rate=cfg.critic_rate)
-        self.actor_optimizer = make(self.network.actor.parameters(), rate=cfg.actor_rate)
-        self.temperature_optimizer = make([self.network.log_temperature], rate=cfg.temperature_rate)
+        adam = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
+        self.critic_optimizer = adam(self.network.critic.parameters(), rate=cfg.critic_rate)
+        self.actor_optimizer = adam(self.network.actor.parameters(), rate=cfg.actor_rate)
+        self.temperature_optimizer = adam([self.network.log_temperature], rate=cfg.temperature_rate)
         size = self.network.actor.units.size
         self.target_entropy = -float(size) if cfg.target_entropy is None else cfg.target_entropy
         self.noise = torch.Generator(cfg.device).manual_seed(seed)
@@ -93,14 +91,14 @@ class SAC(Stateful):
         """One step of the critics, one of the actor, one of the temperature, and the target critics follow."""
         temperature = self.network.log_temperature.detach().exp()
         critic_loss, priorities, metrics = self.critic_loss(batch, temperature)
-        items = torch.tensor(len(priorities))
-        critic = self.critic_optimizer.step(critic_loss, items)
+        size = torch.tensor(len(priorities))
+        critic = self.critic_optimizer.step(critic_loss, size)
         metrics |= {"critic_loss": critic_loss.detach(), "critic_grad_norm": critic.grad_norm}
         if not critic.applied:
             return metrics | {"applied": False}
         actor_loss, entropy = self.actor_loss(batch["observation"], temperature)
-        actor = self.actor_optimizer.step(actor_loss, items)
-        self.temperature_optimizer.step(self.network.log_temperature * (entropy - self.target_entropy), items)
+        actor = self.actor_optimizer.step(actor_loss, size)
+        self.temperature_optimizer.step(self.network.log_temperature * (entropy - self.target_entropy), size)
         self.target.follow(self.critic_optimizer.updates)
         metrics |= {"actor_loss": actor_loss.detach(), "entropy": entropy, "temperature": temperature}
         return metrics | {"priorities": priorities, "applied": actor.applied, "target_drift": Drift(self.target)}
@@ -112,9 +110,10 @@ class SAC(Stateful):
             action, log_prob = self.draw(following)
             soft_value = self.target.network.expected_return(following, action) - temperature * log_prob
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
-        errors = soft_errors(self.cfg, batch, q, soft_value)
+        learned = {**batch, "q": q, "next_value": soft_value}
+        errors = soft_errors(self.cfg, learned)
         loss = importance_mean(0.5 * errors.square().sum(0), batch.get("importance"))
-        return loss, errors.detach().abs().mean(0), value_metrics(q, errors)
+        return loss, surprise(self.cfg, learned), value_metrics(q, errors)
 
     def actor_loss(self, observation: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the mean soft value of the actor's own draws, and their mean entropy, without gradient."""
@@ -131,10 +130,5 @@ class SAC(Stateful):
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a table; learners sample it."""
-    wiring = Wiring(cfg, env, settings)
-    replay = wiring.add_experience("transitions", block=cfg.envs_per_actor * cfg.rows)
-    wiring.add_learners(SAC, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
-    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    wiring.add_actors(make_policy, writes=replay, pattern=pattern, rows=cfg.rows)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    items = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    return experience_program(cfg, env, settings, learner=SAC, policy=make_policy, pattern=items)

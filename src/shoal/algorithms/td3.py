@@ -24,40 +24,26 @@ from shoal.envs import EnvSpec
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import importance_mean, value_metrics
-from shoal.loops.wiring import Settings, Wiring
+from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, TwinCritic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import Acting, ActorAndCritics, CentralInference, Experience, Learning, Noise, Rewards
+from shoal.options import SMALL_CONTROL, ContinuousControl, Noise
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
+SLOW: dict[str, Any] = {"target_every": 2, "target_rate": 0.005}  # every second update of the critics
 
-@config(
-    env="Pendulum-v1",
-    envs_per_actor=8,
-    rows=8,
-    noise=0.1,
-    replay="uniform",
-    capacity=1_000_000,
-    n=1,
-    batch=256,
-    target_every=2,  # updates of the critics between two of the actor and of the target networks
-    target_rate=0.005,
-    actor_rate=3e-4,
-    critic_rate=3e-4,
-    grad_clip=0.0,
-)
-class Config(ActorAndCritics, Learning, Experience, Noise, Rewards, CentralInference, Acting):
+
+@config(noise=0.1, replay="uniform", n=1, actor_rate=3e-4, critic_rate=3e-4, grad_clip=0.0, **SLOW)
+class Config(ContinuousControl, Noise):
     random_steps: Whole = 1_000  # of all environments together, with uniform actions, before the actor acts
     target_noise: Amount = 0.2  # deviation of the noise on target actions, in units of half their range
     target_noise_clip: Amount = 0.5
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "control": {"samples_per_insert": 64.0, "publish_every": 4, "capacity": 300_000, "reward_scale": 0.1},
-}
+PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_CONTROL}
 
 
 def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
@@ -68,25 +54,22 @@ def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
 def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> DeterministicPolicy:
     count = cfg.actors * cfg.envs_per_actor
     deviations = noise_ladder(np.arange(count), count, cfg.noise, cfg.noise_smallest or cfg.noise)
-    prioritized = cfg.replay == "prioritized" and not greedy
-    return DeterministicPolicy(
-        make_networks(cfg, env, seed),
-        seed,
-        noise=None if greedy else deviations,
-        random_rows=-(-cfg.random_steps // count),
-        priorities=partial(first_priorities, cfg) if prioritized else None,
-        device=cfg.acting_device,
-    )
+    exploring: dict[str, Any] = {"noise": deviations, "random_rows": -(-cfg.random_steps // count)}
+    if cfg.replay == "prioritized":
+        exploring["priorities"] = partial(priorities_of, cfg)
+    options = {"noise": None} if greedy else exploring
+    return DeterministicPolicy(make_networks(cfg, env, seed), seed, device=cfg.acting_device, **options)
 
 
-def td_errors(cfg: Config, items: Mapping[str, Tensor], q: Tensor, next_value: Tensor) -> Tensor:
-    """By how much n-step transitions [B] were worth more than q, [B] or of both critics [2, B]."""
-    return bootstrap(items["reward"] * cfg.reward_scale, items["discount"], next_value) - q
+def twin_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """TD errors of n-step transitions, [B] or of both critics [2, B], by "q" and "next_value" """
+    targets = bootstrap(items["reward"] * cfg.reward_scale, items["discount"], items["next_value"])
+    return targets - items["q"]
 
 
-def first_priorities(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """Those of new items: |TD error| by the values that were acted on, the smaller of both critics."""
-    return td_errors(cfg, items, items["q"], items["next_value"]).abs()
+def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """|TD error| [B], of both critics the mean; actors know the smaller of both values."""
+    return twin_errors(cfg, items).detach().abs().reshape(-1, len(items["reward"])).mean(0)
 
 
 class TD3(Stateful):
@@ -104,13 +87,13 @@ class TD3(Stateful):
     def update(self, batch: Batch) -> dict[str, Any]:
         """One update of the critics, and with every second one of the actor and the target networks."""
         loss, priorities, metrics = self.critic_loss(batch)
-        items = torch.tensor(len(priorities))
-        critic = self.critic_optimizer.step(loss, items)
+        count = torch.tensor(len(priorities))
+        critic = self.critic_optimizer.step(loss, count)
         metrics |= {"critic_loss": loss.detach(), "critic_grad_norm": critic.grad_norm, "applied": critic.applied}
         if not critic.applied:
             return metrics
         if self.critic_optimizer.updates % self.cfg.target_every == 0:
-            actor = self.actor_optimizer.step(self.actor_loss(batch["observation"]), items)
+            actor = self.actor_optimizer.step(self.actor_loss(batch["observation"]), count)
             self.target.follow(self.critic_optimizer.updates)
             metrics |= {"actor_grad_norm": actor.grad_norm, "applied": actor.applied}
         return metrics | {"priorities": priorities, "target_drift": Drift(self.target)}
@@ -124,9 +107,10 @@ class TD3(Stateful):
             action = (action + noise.clamp(-self.cfg.target_noise_clip, self.cfg.target_noise_clip)).clamp(-1.0, 1.0)
             next_value = target.critic.expected_return(following, action)
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
-        errors = td_errors(self.cfg, batch, q, next_value)
+        judged = {**batch, "q": q, "next_value": next_value}
+        errors = twin_errors(self.cfg, judged)
         loss = importance_mean(errors.square().sum(0), batch.get("importance"))
-        return loss, errors.detach().abs().mean(0), value_metrics(q, errors)
+        return loss, priorities_of(self.cfg, judged), value_metrics(q, errors)
 
     def actor_loss(self, observation: Any) -> Tensor:
         """Minus the mean value that the first critic gives to the actor's own actions."""
@@ -137,10 +121,5 @@ class TD3(Stateful):
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a table; learners sample it."""
-    wiring = Wiring(cfg, env, settings)
-    replay = wiring.add_experience("transitions", block=cfg.envs_per_actor * cfg.rows)
-    wiring.add_learners(TD3, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
-    steps = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    wiring.add_actors(make_policy, writes=replay, pattern=steps, rows=cfg.rows)
-    wiring.add_evaluator(make_policy)
-    return wiring.program
+    returns = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    return experience_program(cfg, env, settings, learner=TD3, policy=make_policy, pattern=returns)

@@ -39,6 +39,18 @@ def deterministic_policy_loss(
     return DeterministicLoss(losses, norm)
 
 
+def squashed_policy_loss(
+    raw: Tensor, critic: Callable[[Tensor], Tensor], *, clip: float = 0.0, saturation_cost: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The mean loss of actions tanh(raw) [B, n], 0-d, and norms of dQ/da before clipping [B].
+
+    Where tanh is saturated its slope is nearly 0, and an actor may stay there for good: squares of `raw` cost
+    something. A clip of 0 is none.
+    """
+    losses, slopes = deterministic_policy_loss(torch.tanh(raw), critic, clip=clip or None)
+    return losses.mean() + saturation_cost * raw.square().sum(-1).mean(), slopes
+
+
 def clip_slope(slope: Tensor, clip: float | None, clipping: Clipping) -> Tensor:
     """dQ/da [B, n], element-wise within ± clip or each row with a norm of at most clip."""
     if clip is None:

@@ -28,6 +28,7 @@ from shoal.replay import (
     ShardedReplay,
     Table,
     Uniform,
+    rollout,
 )
 from shoal.replay.patterns import Viewed
 from shoal.replay.views import Transition
@@ -295,6 +296,47 @@ class Wiring:
         gpus = (1.0 / share if share else 1.0) if device.startswith("cuda") else 0.0
         if gpus or threads > 1:
             self.program.place(pattern, Resources(cpus=0.0, gpus=gpus, threads=threads))
+
+
+def experience_program(
+    cfg: Any,
+    env: EnvSpec,
+    settings: Settings,
+    *,
+    learner: Callable[..., Learner],
+    policy: Callable[..., Policy],
+    pattern: Pattern,
+    table: str = "transitions",
+    period: int = 1,  # steps from one item of an environment to the next
+) -> Program:
+    """Actors fill a table, learners sample it and send back how surprising each item was."""
+    wiring = Wiring(cfg, env, settings)
+    replay = wiring.add_experience(table, block=-(-cfg.envs_per_actor * cfg.rows // period))
+    wiring.add_learners(learner, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
+    wiring.add_actors(policy, writes=replay, pattern=pattern, rows=cfg.rows)
+    wiring.add_evaluator(policy)
+    return wiring.program
+
+
+def rollout_program(
+    cfg: Any,
+    env: EnvSpec,
+    settings: Settings,
+    *,
+    learner: Callable[..., Learner],
+    policy: Callable[..., Policy],
+    table: Table,
+    batch: int,
+    synchronous: bool = False,
+    **learning: Any,  # options of LearnerLoop
+) -> Program:
+    """Actors bring rollouts of `cfg.unroll` steps, learners take each once."""
+    wiring = Wiring(cfg, env, settings)
+    rollouts = wiring.add_replay(table)
+    wiring.add_learners(learner, reads=rollouts, batch=batch, synchronous=synchronous, **learning)
+    wiring.add_actors(policy, writes=rollouts, pattern=rollout(cfg.unroll), rows=cfg.unroll, synchronous=synchronous)
+    wiring.add_evaluator(policy)
+    return wiring.program
 
 
 def make_envs(spec: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:

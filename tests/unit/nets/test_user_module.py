@@ -90,7 +90,7 @@ def test_so_is_a_pair_of_modules(algorithm: Any) -> None:
 
 
 def test_and_a_recurrent_core() -> None:
-    with pytest.raises(UserError, match="The core .*raises_core could not be made: ValueError: too wide"):
+    with pytest.raises(UserError, match=r"The core .*raises_core could not be made: ValueError: too wide"):
         r2d2.make_policy(r2d2.Config(core=f"{__name__}:raises_core"), DISCRETE, seed=1)
 
 
