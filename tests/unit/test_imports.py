@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "factories": ("errors", ""),
     "functional": ("", "torch numpy"),
     "replay": ("buffers errors program sync tree", "numpy lz4"),
-    "envs": ("errors tree", "numpy gymnasium dm_env ale_py"),
+    "envs": ("errors tree", "numpy gymnasium dm_env ale_py cloudpickle"),
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
     "optim": ("errors services", "torch numpy"),
     "control": ("functional nets optim", "torch numpy"),

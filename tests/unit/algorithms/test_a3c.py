@@ -30,7 +30,7 @@ from shoal.services.metrics import Metrics
 from shoal.services.weights import NONE, WeightStore
 
 Batch = dict[str, npt.NDArray[Any]]
-COUNTING = "shoal.envs.testing:counting"  # short episodes that end in both ways, rewards all different
+COUNTING = "counting_envs:counting"  # short episodes that end in both ways, rewards all different
 TASKS = ["CartPole-v1", "Pendulum-v1", COUNTING]
 
 

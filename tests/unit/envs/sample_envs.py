@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from shoal.envs.testing import Counting, CountingVector
+from counting_envs import Counting, CountingVector
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 NESTED = spaces.Dict(

@@ -91,8 +91,8 @@ def test_float64_where_float32_was_promised_is_converted() -> None:
             lambda observation, reward: (observation[:2], reward),
             "'observation' has shape (2,), but its space says (3,)",
         ),
-        (lambda observation, reward: (observation, np.array([reward])), "reward has shape (1, 1)"),
-        (lambda observation, reward: (observation, None), "reward has shape (1,) and dtype object"),
+        (lambda observation, reward: (observation, np.array([reward])), "'reward' is array([1.]), but must be one number"),
+        (lambda observation, reward: (observation, None), "'reward' is None, but must be one number"),
     ],
 )
 def test_a_first_step_unlike_its_promise_is_a_fault(change: Any, says: str) -> None:
@@ -100,6 +100,6 @@ def test_a_first_step_unlike_its_promise_is_a_fault(change: Any, says: str) -> N
 
 
 def test_what_an_environment_raises_is_passed_on() -> None:
-    vector = envs.make("shoal.envs.testing:counting", 2, seed=0, options={"fail_at": 3})
+    vector = envs.make("counting_envs:counting", 2, seed=0, options={"fail_at": 3})
     with pytest.raises(RuntimeError, match="told to fail at step 3"):
         run(vector, 5)
