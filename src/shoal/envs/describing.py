@@ -67,7 +67,7 @@ def _describe(env: Environment, options: Options, vectorizer: Vectorizer) -> Env
         one = getattr(vector, "envs", [vector])[0]  # a single environment where there is one
         with told_as_a_fault(name, "used"):
             envs = Envs(vector, name, seed=0)
-            _try(envs, name)
+            _try(envs, name, f" with the options {dict(options)}" if options else "")
             registered = getattr(one, "spec", None)
             atari = any(base.__module__.startswith("ale_py.") for base in type(one.unwrapped).__mro__)
     except EnvFault as fault:
@@ -79,16 +79,24 @@ def _describe(env: Environment, options: Options, vectorizer: Vectorizer) -> Env
         limit, threshold = _time_limit(registered), registered.reward_threshold
     kind = "atari" if atari else _kind(envs.observation_space, envs.action_space)
     return EnvSpec(
-        env, envs.observation_space, envs.action_space, kind, limit, threshold, dict(options), vectorizer=vectorizer
+        env,
+        envs.observation_space,
+        envs.action_space,
+        kind,
+        limit,
+        threshold,
+        options=dict(options),
+        vectorizer=vectorizer,
+        registered=names.registered_by_user(env),
     )
 
 
-def _try(envs: Envs, name: str) -> None:
+def _try(envs: Envs, name: str, given: str) -> None:
     envs.action_space.seed(0)
     try:
-        with told_as_a_fault(name, "reset"):
+        with told_as_a_fault(name, f"reset{given}"):
             envs.reset()
-        with told_as_a_fault(name, "stepped"):
+        with told_as_a_fault(name, f"stepped{given}"):
             envs.step(np.asarray(envs.action_space.sample())[np.newaxis])
     finally:
         with told_as_a_fault(name, "closed"):

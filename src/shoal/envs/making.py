@@ -41,6 +41,7 @@ def make(
     many steps. What an `EnvSpec` says of these holds where nothing else is given.
     """
     if isinstance(env, EnvSpec):
+        names.know(env.registered)
         options = {**env.options, **(options or {})}
         vectorizer, limit, env = vectorizer or env.vectorizer, limit or env.limit, env.env
     vector = vectorize(env, count, seed=seed, options=options or {}, vectorizer=vectorizer or "auto", limit=limit)

@@ -21,6 +21,7 @@ from shoal.errors import UserError
 Environment = str | Callable[..., Any]
 
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm"}  # what brings a missing module
+_KNOWN_EVERYWHERE = ("gymnasium", "ale_py", "shoal")  # whose ids every process knows or can look up
 
 
 def name_of(env: Environment) -> str:
@@ -64,6 +65,22 @@ def resolve(env: Environment) -> registration.EnvSpec | Callable[..., Any]:
     if name in gymnasium.registry or not name.isidentifier():
         return _registered(name, env)
     raise UserError(f"{env}: the module '{module_name}' has no '{name}'.{_did_you_mean(name, list(vars(module)))}")
+
+
+def registered_by_user(env: Environment) -> registration.EnvSpec | None:
+    """The registration of an id that another process would not know, since the user's program or a package that it has
+    imported made it."""
+    found = gymnasium.registry.get(env) if isinstance(env, str) else None
+    if found is None:
+        return None
+    known = isinstance(found.entry_point, str) and found.entry_point.partition(".")[0] in _KNOWN_EVERYWHERE
+    return None if known else found
+
+
+def know(registered: registration.EnvSpec | None) -> None:
+    """Register here what the user registered elsewhere."""
+    if registered is not None:
+        gymnasium.registry.setdefault(registered.id, registered)
 
 
 def _registered(name: str, env: str) -> registration.EnvSpec:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs import registration
 
 from shoal.envs import check
 from shoal.envs.names import Environment, name_of
@@ -31,6 +32,7 @@ class EnvSpec:
     vectorizer: Vectorizer = "auto"
     limit: int | None = None  # episodes are truncated after so many steps, whatever the environment does
     evaluation: EnvSpec | None = None  # the evaluator's own version, where it has other options
+    registered: registration.EnvSpec | None = None  # what Gymnasium knows of the id only where the user registered it
 
     @property
     def spec(self) -> Environment:

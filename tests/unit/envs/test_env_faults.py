@@ -91,7 +91,10 @@ def test_float64_where_float32_was_promised_is_converted() -> None:
             lambda observation, reward: (observation[:2], reward),
             "'observation' has shape (2,), but its space says (3,)",
         ),
-        (lambda observation, reward: (observation, np.array([reward])), "'reward' is array([1.]), but must be one number"),
+        (
+            lambda observation, reward: (observation, np.array([reward])),
+            "'reward' is array([1.]), but must be one number",
+        ),
         (lambda observation, reward: (observation, None), "'reward' is None, but must be one number"),
     ],
 )
