@@ -44,7 +44,7 @@ class Envs:
 
     Observations come as the space says, with floating point as float32. Actions go in as the policy stores them:
     discrete ones counted from 0, continuous ones not yet clipped to the bounds. No vector is trusted to return new
-    arrays or to keep to autoreset: what it gives is copied and masked, which takes 2 % of the fastest one's time.
+    arrays or to keep to autoreset: what it gives is copied and masked, which takes 4 % of the fastest one's time.
 
     `limit` truncates episodes after so many steps in a vector that does not do so itself. A vector cannot be asked to
     reset one environment only, so all of them are reset, and the other running episodes are truncated, too.
