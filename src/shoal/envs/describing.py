@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,21 +14,19 @@ from shoal.envs import check, names
 from shoal.envs.faults import EnvFault, told_as_a_fault
 from shoal.envs.making import vectorize
 from shoal.envs.names import Environment, name_of
-from shoal.envs.spec import EnvSpec, TaskKind, Vectorizer
+from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
 from shoal.envs.vector import Envs
 from shoal.errors import UserError
-
-Options = Mapping[str, Any]
 
 _SMALL = 256  # observations of up to this many numbers are "classic"
 
 
 def describe(
     env: Environment,
-    options: Options | None = None,
+    options: EnvOptions | None = None,
     vectorizer: Vectorizer = "auto",
     *,
-    evaluation_options: Options | None = None,
+    evaluation_options: EnvOptions | None = None,
 ) -> EnvSpec:
     """What an environment made with these options is. The evaluator's version has `evaluation_options` on top of them.
 
@@ -44,7 +41,7 @@ def describe(
 
 
 def describe_here(
-    env: Environment, options: Options | None, vectorizer: Vectorizer, evaluation_options: Options | None
+    env: Environment, options: EnvOptions | None, vectorizer: Vectorizer, evaluation_options: EnvOptions | None
 ) -> EnvSpec:
     """`describe` in this process."""
     found = _describe(env, options or {}, vectorizer)
@@ -59,7 +56,7 @@ def describe_here(
     return replace(found, evaluation=evaluation)
 
 
-def _describe(env: Environment, options: Options, vectorizer: Vectorizer) -> EnvSpec:
+def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> EnvSpec:
     name = name_of(env)
     try:
         asked: Vectorizer = "sync" if vectorizer == "async" else vectorizer

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from shoal.envs import check, names
 from shoal.envs.faults import told_as_a_fault
 from shoal.envs.names import Environment, name_of
-from shoal.envs.spec import EnvSpec, Vectorizer
+from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess, MakeOne, SubProcesses, VectorEnvLike, spread
 from shoal.errors import UserError
@@ -28,7 +28,7 @@ def make(
     count: int,
     *,
     seed: int,
-    options: Mapping[str, Any] | None = None,
+    options: EnvOptions | None = None,
     vectorizer: Vectorizer | None = None,
     limit: int | None = None,
 ) -> Envs:
@@ -54,7 +54,7 @@ def vectorize(
     count: int,
     *,
     seed: int,
-    options: Mapping[str, Any],
+    options: EnvOptions,
     vectorizer: Vectorizer,
     limit: int | None = None,
 ) -> VectorEnvLike:

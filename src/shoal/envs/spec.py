@@ -13,6 +13,7 @@ from gymnasium.envs import registration
 from shoal.envs import check
 from shoal.envs.names import Environment, name_of
 
+EnvOptions = Mapping[str, Any]  # of an environment, by name
 Vectorizer = Literal["auto", "native", "sync", "async"]
 TaskKind = Literal["classic", "control", "atari", "pixels", "other"]
 EVALUATION_LIMIT = 27_000  # steps, where nothing else ends an episode: half an hour of Atari, the longest usual episode
@@ -28,7 +29,7 @@ class EnvSpec:
     kind: TaskKind
     max_episode_steps: int | None  # the environment's own time limit, as far as it says
     reward_threshold: float | None
-    options: Mapping[str, Any] = field(default_factory=dict)  # given to the environment or its factory
+    options: EnvOptions = field(default_factory=dict)  # given to the environment or its factory
     vectorizer: Vectorizer = "auto"
     limit: int | None = None  # episodes are truncated after so many steps, whatever the environment does
     evaluation: EnvSpec | None = None  # the evaluator's own version, where it has other options

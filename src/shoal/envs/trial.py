@@ -9,18 +9,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import cloudpickle
 
 from shoal.envs.describing import describe_here
 from shoal.envs.names import Environment, name_of
-from shoal.envs.spec import EnvSpec, Vectorizer
+from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.errors import UserError
-
-Options = Mapping[str, Any]
 
 _CHILD = """
 import pickle, signal, sys
@@ -33,7 +30,7 @@ reply(question, answer)
 
 
 def describe_apart(
-    env: Environment, options: Options | None, vectorizer: Vectorizer, evaluation_options: Options | None
+    env: Environment, options: EnvOptions | None, vectorizer: Vectorizer, evaluation_options: EnvOptions | None
 ) -> EnvSpec:
     """`describe` in a new process, which takes 0.3 s. What cannot be sent to one is described here."""
     question = (env, options, vectorizer, evaluation_options)

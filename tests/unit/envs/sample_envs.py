@@ -97,6 +97,17 @@ class Careless(CountingVector):
         return observation, np.where(resets, 7.0, reward), terminated | resets, truncated, info
 
 
+class Shrinking(CountingVector):
+    """Its second step returns one number per environment instead of three."""
+
+    _steps = 0
+
+    def step(self, actions: Any) -> Any:
+        observation, *rest = super().step(actions)
+        self._steps += 1
+        return observation[:, :1] if self._steps == 2 else observation, *rest
+
+
 def careless(count: int) -> Careless:
     return Careless(count)
 
