@@ -12,7 +12,7 @@ import pytest
 from counting_nodes import counting_program
 from starting import Start
 
-from shoal.envs.testing import episode_end, episode_length, reward_of
+from counting_envs import episode_end, episode_length, reward_of
 from shoal.program import Handle
 from shoal.replay import n_step, rollout
 
@@ -21,8 +21,8 @@ Place = tuple[int, int, int]  # stream, episode, step
 ITEMS = 16  # per sample
 EPISODES = 20  # of every environment
 ENVIRONMENTS = [  # name, environments per actor, actors
-    ("shoal.envs.testing:counting", 3, 2),
-    ("shoal.envs.testing:counting_vector", 4, 1),  # numbers its streams from 0: two actors would not be told apart
+    ("counting_envs:counting", 3, 2),
+    ("counting_envs:counting_vector", 4, 1),  # numbers its streams from 0: two actors would not be told apart
 ]
 
 

@@ -29,11 +29,11 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "batches": ("tree", "torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
-    "envs": ("errors tree", "numpy gymnasium dm_env ale_py"),
+    "envs": ("errors tree", "numpy gymnasium dm_env cloudpickle"),
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
     "acting": ("functional nets program replay tree versions", "torch numpy"),
     "services": ("acting buffers errors program replay sync tree versions", "torch numpy"),
-    "optim": ("errors services", "torch numpy"),
+    "optim": ("errors services", "torch"),
     "loops": (
         "acting batches envs errors factories nets optim program replay services state sync tree versions",
         "torch numpy",
@@ -44,7 +44,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "torch numpy",
     ),
     "experiment": (
-        "acting algorithms config envs errors factories loops program replay runtime services versions",
+        "acting algorithms config envs errors factories loops program replay runtime versions",
         "numpy torch rich tyro matplotlib",
     ),
     "cli": ("config errors envs experiment replay runtime", ""),

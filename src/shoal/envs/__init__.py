@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import gymnasium
-
-from shoal.envs.check import EnvFault
+from shoal.envs import tasks
+from shoal.envs.describing import describe
 from shoal.envs.episodes import Episode
-from shoal.envs.making import EnvSpec, Vectorizer, describe, make
+from shoal.envs.faults import EnvFault
+from shoal.envs.making import make
+from shoal.envs.names import Environment, name_of
+from shoal.envs.spec import EVALUATION_LIMIT, EnvSpec, TaskKind, Vectorizer
 from shoal.envs.vector import Envs, Step
 
-__all__ = ["EnvFault", "EnvSpec", "Envs", "Episode", "Step", "Vectorizer", "describe", "make"]
-
-gymnasium.register(
-    "shoal/CartPoleHidden-v0",
-    "shoal.envs.wrappers:cartpole_hidden",
-    vector_entry_point="shoal.envs.wrappers:CartPoleHiddenVector",
-    max_episode_steps=500,
-    reward_threshold=475.0,
-)
-gymnasium.register(
-    "shoal/Recall-v0",
-    "shoal.envs.recall:Recall",
-    vector_entry_point="shoal.envs.recall:RecallVector",
-    reward_threshold=0.95,
-)
+__all__ = [
+    "EVALUATION_LIMIT",
+    "EnvFault",
+    "EnvSpec",
+    "Environment",
+    "Envs",
+    "Episode",
+    "Step",
+    "TaskKind",
+    "Vectorizer",
+    "describe",
+    "make",
+    "name_of",
+    "tasks",
+]

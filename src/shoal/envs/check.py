@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from shoal import tree
+from shoal.envs.faults import EnvFault, what_was_raised
 from shoal.errors import UserError
-
-Array = npt.NDArray[Any]
-
-
-class EnvFault(RuntimeError):
-    """An environment broke its own promise: one sentence that names the environment, the field and the value."""
+from shoal.types import Array
 
 
 def observation_space(space: Space[Any], environment: str, name: str = "observation") -> Space[Any]:
@@ -63,33 +58,45 @@ def _as_float32(space: spaces.Box) -> spaces.Box:
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
 
 
-def leaf_spaces(space: Space[Any], name: str = "observation") -> dict[str, Space[Any]]:
-    """{"observation/a": Box, ...}: the parts of a nested space under the names their columns have."""
-    match space:
-        case spaces.Dict():
-            parts: list[tuple[Any, Space[Any]]] = list(space.items())
-        case spaces.Tuple():
-            parts = list(enumerate(space.spaces))
-        case _:
-            return {name: space}
-    return {leaf: found for key, part in parts for leaf, found in leaf_spaces(part, f"{name}/{key}").items()}
-
-
 def shape_of(space: Space[Any]) -> tuple[int, ...]:
     assert space.shape is not None
     return tuple(space.shape)
 
 
+def check_spaces(environment: str, made: Any, *attributes: str) -> None:
+    """The environment has the spaces that it must have from the moment it is made."""
+    for attribute in attributes:
+        space = getattr(made, attribute, None)
+        if not isinstance(space, Space):
+            found = f"'{attribute}' is {type(space).__name__}" if space is not None else f"there is no '{attribute}'"
+            raise UserError(f"{environment}: {found}; set self.{attribute} to one of gymnasium.spaces in __init__.")
+
+
 def check_observation(observation: Any, space: Space[Any], environment: str, count: int | None = None) -> None:
     """Names, shapes and dtypes are what `space` says, for one environment or a batch of `count`."""
     found = tree.flatten(observation, "observation")
-    expected = leaf_spaces(space)
+    expected = tree.leaf_spaces(space, "observation")
     if set(found) != set(expected):
         raise EnvFault(
             f"{environment}: the observation has the parts {sorted(found)}, but its space has {sorted(expected)}."
         )
     for name, part in expected.items():
-        _check_leaf(np.asarray(found[name]), part, environment, name, () if count is None else (count,))
+        array = _as_array(found[name], environment, name, whole=count is not None)
+        _check_leaf(array, part, environment, name, () if count is None else (count,))
+
+
+def _as_array(value: Any, environment: str, name: str, whole: bool) -> Array:
+    """What the environment returned as an array; where that is the `whole` vector's it must be one already."""
+    kind = type(value)
+    if whole and not isinstance(value, np.ndarray):
+        raise EnvFault(
+            f"{environment}: '{name}' is a {kind.__module__}.{kind.__qualname__}, but a vector environment must return "
+            "numpy arrays; wrap it in gymnasium.wrappers.vector.ArrayConversion."
+        )
+    try:
+        return np.asarray(value)
+    except Exception as error:  # ragged lists, tensors of another device
+        raise EnvFault(f"{environment}: '{name}' cannot be made a numpy array: {what_was_raised(error)}.") from error
 
 
 def _check_leaf(array: Array, space: Space[Any], environment: str, name: str, batch: tuple[int, ...]) -> None:
@@ -105,16 +112,41 @@ def _check_leaf(array: Array, space: Space[Any], environment: str, name: str, ba
 
 
 def check_rows(environment: str, count: int, **rows: Any) -> None:
-    """Reward, terminated and truncated of a batch are one number or truth value per environment."""
+    """Reward, terminated and truncated of a vector are arrays with one number or truth value per environment."""
     for name, value in rows.items():
-        array = np.asarray(value)
-        kinds = "fiu" if name == "reward" else "b"
-        if array.shape != (count,) or array.dtype.kind not in kinds + "b":
+        array = _as_array(value, environment, name, whole=True)
+        kinds = "fiub" if name == "reward" else "b"
+        if array.shape != (count,) or array.dtype.kind not in kinds:
             expected = "numbers" if name == "reward" else "booleans"
             raise EnvFault(
-                f"{environment}: {name} has shape {array.shape} and dtype {array.dtype}, "
+                f"{environment}: '{name}' has shape {array.shape} and dtype {array.dtype}, "
                 f"but must be {count} {expected}."
             )
+
+
+def check_outcome(environment: str, outcome: Any, space: Space[Any]) -> None:
+    """A single environment's step gave an observation, a number, two truth values and an info."""
+    if not isinstance(outcome, tuple) or len(outcome) != 5:
+        what = f"{len(outcome)} values" if isinstance(outcome, tuple) else type(outcome).__name__
+        raise EnvFault(
+            f"{environment}: step() returned {what}, but must return "
+            "(observation, reward, terminated, truncated, info)."
+        )
+    observation, reward, terminated, truncated, _ = outcome
+    check_observation(observation, space, environment)
+    number = _as_array(reward, environment, "reward", whole=False)
+    if number.shape != () or number.dtype.kind not in "fiub":
+        raise EnvFault(f"{environment}: 'reward' is {reward!r}, but must be one number.")
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(value, bool | np.bool_):
+            raise EnvFault(f"{environment}: '{name}' is {value!r}, but must be True or False.")
+
+
+def first_observation(environment: str, result: Any) -> Any:
+    """The observation out of what a single environment's reset returned."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise EnvFault(f"{environment}: reset() returned {type(result).__name__}, but must return (observation, info).")
+    return result[0]
 
 
 def refuse_what_is_not_finite(array: Array, environment: str, name: str) -> None:

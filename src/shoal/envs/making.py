@@ -1,120 +1,120 @@
-"""From what the user names to a running vector of environments: Gymnasium ids and `module:factory`."""
+"""From what the user names or gives to a running vector of environments."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import gymnasium
-import numpy as np
-from gymnasium import spaces
 from gymnasium.envs import registration
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shoal.envs import check, names
-from shoal.envs.sync import AsyncVector, MakeOne, SyncVector, Vector, spread
+from shoal.envs.faults import told_as_a_fault
+from shoal.envs.names import Environment, name_of
+from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.envs.vector import Envs
+from shoal.envs.vectorizers import InProcess, MakeOne, SubProcesses, VectorEnvLike, spread
 from shoal.errors import UserError
 
-Vectorizer = Literal["auto", "native", "sync", "async"]
-Kind = Literal["classic", "control", "atari", "other"]
-Options = Mapping[str, Any]
-
 _UNKNOWN_OPTION = "unexpected keyword argument"  # how Python's TypeError says it
-_SMALL = 256  # observations of up to this many numbers are "classic"
 
 
-@dataclass(frozen=True)
-class EnvSpec:
-    """What is known of an environment before training: enough to build networks and to choose a preset."""
-
-    spec: str
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    kind: Kind
-    max_episode_steps: int | None
-    reward_threshold: float | None
-
-    @property
-    def observation_bytes(self) -> int:
-        """Of one observation, as it is stored."""
-        leaves = check.leaf_spaces(self.observation_space).values()
-        return sum(int(np.prod(check.shape_of(s), dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in leaves)
-
-
-def make(spec: str, count: int, *, seed: int, options: Options | None = None, vectorizer: Vectorizer = "auto") -> Envs:
-    """`count` environments named by a Gymnasium id or by the user's `module:factory`.
+def make(
+    env: Environment | EnvSpec,
+    count: int,
+    *,
+    seed: int,
+    options: EnvOptions | None = None,
+    vectorizer: Vectorizer | None = None,
+    limit: int | None = None,
+) -> Envs:
+    """`count` environments: of an `EnvSpec`, of a Gymnasium id, or of the user's factory or its name `module:factory`.
 
     `options` are given to the environment or to the factory. A factory returns a gymnasium.Env, a dm_env.Environment,
     or, when it takes `count` or `num_envs`, a gymnasium.vector.VectorEnv of that many; a factory that takes `seed` is
     given one. `vectorizer`: "native" is the environment's own vector version, "sync" steps one after another,
-    "async" gives each a process; "auto" is native where there is one, else sync.
+    "async" gives each a process; "auto" is native where there is one, else sync. `limit` truncates episodes after so
+    many steps. What an `EnvSpec` says of these holds where nothing else is given.
     """
-    return Envs(_vector(spec, count, seed, dict(options or {}), vectorizer), spec, seed)
+    if isinstance(env, EnvSpec):
+        names.know(env.registered)
+        options = {**env.options, **(options or {})}
+        vectorizer, limit, env = vectorizer or env.vectorizer, limit or env.limit, env.env
+    vector = vectorize(env, count, seed=seed, options=options or {}, vectorizer=vectorizer or "auto", limit=limit)
+    in_the_vector = isinstance(vector, InProcess | SubProcesses)
+    return Envs(vector, name_of(env), seed, None if in_the_vector else limit)
 
 
-def describe(spec: str, options: Options | None = None, vectorizer: Vectorizer = "auto") -> EnvSpec:
-    """The spaces and the kind of an environment, as `make` with the same arguments would give them."""
-    options = dict(options or {})
-    envs = make(spec, 1, seed=0, options=options, vectorizer="sync" if vectorizer == "async" else vectorizer)
-    envs.close()
-    registered = names.resolve(spec)
-    limit = threshold = None
-    if isinstance(registered, registration.EnvSpec):
-        limit, threshold = options.get("max_episode_steps", registered.max_episode_steps), registered.reward_threshold
-    kind = _kind(envs.observation_space, envs.action_space, spec)
-    return EnvSpec(spec, envs.observation_space, envs.action_space, kind, limit, threshold)
-
-
-def _kind(observation: spaces.Space[Any], action: spaces.Space[Any], spec: str) -> Kind:
-    leaves = list(check.leaf_spaces(observation).values())
-    if spec.startswith("ALE/") or any(s.dtype == np.uint8 and len(check.shape_of(s)) >= 2 for s in leaves):
-        return "atari"
-    if isinstance(action, spaces.Box):
-        return "control"
-    return "classic" if sum(int(np.prod(check.shape_of(s))) for s in leaves) <= _SMALL else "other"
-
-
-def _vector(spec: str, count: int, seed: int, options: dict[str, Any], vectorizer: Vectorizer) -> Vector:
+def vectorize(
+    env: Environment,
+    count: int,
+    *,
+    seed: int,
+    options: EnvOptions,
+    vectorizer: Vectorizer,
+    limit: int | None = None,
+) -> VectorEnvLike:
+    """The vector that `make` steps. A `limit` is built into environments that are made one by one, and only there."""
     if vectorizer not in get_args(Vectorizer):
         raise UserError(f"vectorizer {vectorizer!r} is unknown; choose from {', '.join(get_args(Vectorizer))}.")
     if count < 1:
         raise UserError(f"{count} environments were asked for; at least 1 is needed.")
-    found = names.resolve(spec)
+    if limit is not None and limit < 1:
+        raise UserError(f"episodes cannot be limited to {limit} steps; at least 1 is needed.")
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise UserError(f"the options of an environment are values by name; {options!r} is no such mapping.")
+    found, name = names.resolve(env), name_of(env)
+    given = f" with the options {dict(options)}" if options else ""
     try:
-        if isinstance(found, registration.EnvSpec):
-            return _vector_of_registered(spec, found, count, options, vectorizer)
-        return _vector_of_factory(spec, found, count, seed, options, vectorizer)
+        with told_as_a_fault(name, f"made{given}"):
+            if isinstance(found, registration.EnvSpec):
+                return _vector_of_registered(name, found, count, dict(options), vectorizer, limit)
+            return _vector_of_factory(name, found, count, seed, dict(options), vectorizer, limit)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise UserError(names.missing_package(spec, error)) from error
+        raise UserError(names.missing_package(name, error)) from error
+
+
+def _one_by_one(makers: list[MakeOne], name: str, vectorizer: Vectorizer, limit: int | None) -> VectorEnvLike:
+    if limit is not None:
+        makers = [partial(_limited, make_one, limit) for make_one in makers]
+    return SubProcesses(makers) if vectorizer == "async" else InProcess(makers, name)
+
+
+def _limited(make_one: MakeOne, limit: int) -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.TimeLimit(make_one(), limit)
 
 
 # Gymnasium ids
 
 
 def _vector_of_registered(
-    spec: str, registered: registration.EnvSpec, count: int, options: dict[str, Any], vectorizer: Vectorizer
-) -> Vector:
+    name: str,
+    registered: registration.EnvSpec,
+    count: int,
+    options: dict[str, Any],
+    vectorizer: Vectorizer,
+    limit: int | None,
+) -> VectorEnvLike:
     if vectorizer in ("auto", "native") and registered.vector_entry_point is not None:
         native = _native(registered, count, options, insist=vectorizer == "native")
         if native is not None:
             return native
     if vectorizer == "native":
-        raise UserError(f"{spec} has no vector version with NEXT_STEP autoreset; leave the vectorizer at 'auto'.")
+        raise UserError(f"{name} has no vector version with NEXT_STEP autoreset; leave the vectorizer at 'auto'.")
     if registered.entry_point is None:
-        raise UserError(f"{spec} exists only as a vector environment without NEXT_STEP autoreset, which is needed.")
+        raise UserError(f"{name} exists only as a vector environment without NEXT_STEP autoreset, which is needed.")
     # Our own checks take the place of Gymnasium's checker, which costs time at every step.
     make_one = partial(_make_registered, registered, {"disable_env_checker": True} | options)
-    return _looped([make_one] * count, spec, vectorizer)
+    return _one_by_one([make_one] * count, name, vectorizer, limit)
 
 
 def _make_registered(registered: registration.EnvSpec, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     try:
-        return gymnasium.make(registered, **options)
+        made = gymnasium.make(registered, **options)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError):
             raise
@@ -124,9 +124,13 @@ def _make_registered(registered: registration.EnvSpec, options: dict[str, Any]) 
             raise
         said = str(error).partition(" was raised from")[0]
         raise UserError(f"{registered.id} does not take these options: {said}.") from error
+    check.check_spaces(registered.id, made, "observation_space", "action_space")
+    return made
 
 
-def _native(registered: registration.EnvSpec, count: int, options: dict[str, Any], insist: bool) -> Vector | None:
+def _native(
+    registered: registration.EnvSpec, count: int, options: dict[str, Any], insist: bool
+) -> VectorEnvLike | None:
     if registered.additional_wrappers:
         return None
     try:
@@ -138,24 +142,26 @@ def _native(registered: registration.EnvSpec, count: int, options: dict[str, Any
             raise UserError(f"The vector version of {registered.id} does not take these options: {error}") from error
         return None  # the single version may know the option
     if vector.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
-        return vector
+        return _checked_vector(registered.id, vector, count)
     vector.close()
     return None
-
-
-def _looped(makers: list[MakeOne], spec: str, vectorizer: Vectorizer) -> Vector:
-    return AsyncVector(makers) if vectorizer == "async" else SyncVector(makers, spec)
 
 
 # The user's factories
 
 
 def _vector_of_factory(
-    spec: str, factory: Callable[..., Any], count: int, seed: int, options: dict[str, Any], vectorizer: Vectorizer
-) -> Vector:
+    name: str,
+    factory: Callable[..., Any],
+    count: int,
+    seed: int,
+    options: dict[str, Any],
+    vectorizer: Vectorizer,
+    limit: int | None,
+) -> VectorEnvLike:
     parameters = _parameters(factory)
     seeds = spread(seed, count)
-    counted = next((name for name in ("count", "num_envs") if name in parameters), None)
+    counted = next((parameter for parameter in ("count", "num_envs") if parameter in parameters), None)
 
     def one(number: int) -> Any:
         extra = {"seed": seeds[number]} if "seed" in parameters else {}
@@ -163,62 +169,72 @@ def _vector_of_factory(
 
     if counted is not None:
         if vectorizer in ("sync", "async"):
-            raise UserError(f"{spec} makes a vector of environments itself; leave the vectorizer at 'auto'.")
+            raise UserError(f"{name} makes a vector of environments itself; leave the vectorizer at 'auto'.")
         options = {counted: count} | options
-    _check_call(spec, factory, {**options, **({"seed": seed} if "seed" in parameters else {})})
+    _check_call(name, factory, {**options, **({"seed": seed} if "seed" in parameters else {})})
     first = one(0)
     if isinstance(first, VectorEnv):
-        return _checked_vector(spec, first, count)
+        return _checked_vector(name, first, count)
     if counted is not None:
-        raise UserError(
-            f"{spec} takes '{counted}' but returned {type(first).__name__}; return a VectorEnv of that many."
-        )
+        raise UserError(f"{name} takes '{counted}' but returned {_type_of(first)}; return a VectorEnv of that many.")
     if vectorizer == "native":
-        raise UserError(f"{spec} makes single environments; leave the vectorizer at 'auto' or choose 'sync'.")
+        raise UserError(f"{name} makes single environments; leave the vectorizer at 'auto' or choose 'sync'.")
     made = [first]  # the one that was made to see what the factory returns is the first of the vector
 
     def make_one(number: int) -> gymnasium.Env[Any, Any]:
-        return _as_gymnasium(made.pop() if made and number == 0 else one(number), spec)
+        return _as_gymnasium(made.pop() if made and number == 0 else one(number), name)
 
-    return _looped([partial(make_one, number) for number in range(count)], spec, vectorizer)
+    return _one_by_one([partial(make_one, number) for number in range(count)], name, vectorizer, limit)
 
 
-def _checked_vector(spec: str, vector: Any, count: int) -> Vector:
-    if vector.num_envs != count:
+def _checked_vector(name: str, vector: Any, count: int) -> VectorEnvLike:
+    check.check_spaces(name, vector, "single_observation_space", "single_action_space")
+    found = getattr(vector, "num_envs", None)
+    if found != count:
         raise UserError(
-            f"{spec} returned a vector of {vector.num_envs} environments where {count} were asked for; "
+            f"{name} returned a vector of {found} environments where {count} were asked for; "
             "let the factory take a 'count' argument."
         )
     mode = vector.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         raise UserError(
-            f"{spec} returned a vector environment whose metadata['autoreset_mode'] is {mode}; "
+            f"{name} returned a vector environment whose metadata['autoreset_mode'] is {mode}; "
             "it must be gymnasium.vector.AutoresetMode.NEXT_STEP."
         )
     return vector  # type: ignore[no-any-return]
 
 
-def _as_gymnasium(environment: Any, spec: str) -> gymnasium.Env[Any, Any]:
+def _as_gymnasium(environment: Any, name: str) -> gymnasium.Env[Any, Any]:
     if isinstance(environment, gymnasium.Env):
+        check.check_spaces(name, environment, "observation_space", "action_space")
         return environment
     dm_env = sys.modules.get("dm_env")  # whoever made such an environment has imported it
     if dm_env is not None and isinstance(environment, dm_env.Environment):
         from shoal.envs.dm import FromDmEnv
 
-        return FromDmEnv(environment, spec)
+        return FromDmEnv(environment, name)
     raise UserError(
-        f"{spec} returned {type(environment).__name__}; it must return a gymnasium.Env, a dm_env.Environment, "
+        f"{name} returned {_type_of(environment)}; it must return a gymnasium.Env, a dm_env.Environment, "
         "or, when it takes 'count', a gymnasium.vector.VectorEnv."
     )
 
 
-def _check_call(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+def _type_of(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _check_call(name: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
     try:
-        inspect.signature(factory).bind(**options)
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some built-in callables do not tell their parameters
+        return
+    try:
+        signature.bind(**options)
     except TypeError as error:
-        raise UserError(f"{spec} cannot be called with the options {options}: {error}.") from error
-    except ValueError:  # some built-in callables do not tell their parameters
-        pass
+        raise UserError(
+            f"{name} cannot be called with the options {options}: {error}; give the environment the options it takes, "
+            "or name a function that makes it with all it needs."
+        ) from error
 
 
 def _parameters(factory: Callable[..., Any]) -> list[str]:

@@ -1,46 +1,89 @@
-"""Which environment a name means: a Gymnasium id, or the user's `module:factory`."""
+"""Which environment is meant: a Gymnasium id, the user's `module:factory`, or a function or class itself."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import gymnasium
 from gymnasium.envs import registration
 
+from shoal.envs.faults import what_was_raised
 from shoal.errors import UserError
 
+Environment = str | Callable[..., Any]
+
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm"}  # what brings a missing module
+_KNOWN_EVERYWHERE = ("gymnasium", "ale_py", "shoal")  # whose ids every process knows or can look up
 
 
-def resolve(spec: str) -> registration.EnvSpec | Callable[..., Any]:
-    """The registered environment, or the factory that `module:factory` names."""
-    module_name, colon, name = spec.rpartition(":")
+def name_of(env: Environment) -> str:
+    """How an environment is called in sentences: as it was typed, or by its function's or class's name."""
+    if isinstance(env, str):
+        return env
+    if isinstance(env, functools.partial):
+        return name_of(env.func)
+    return str(getattr(env, "__name__", type(env).__name__))
+
+
+def is_users_code(env: Environment) -> bool:
+    """Whether making it runs code of the user's, as opposed to an installed package that registers its environments."""
+    return not isinstance(env, str) or ":" in env
+
+
+def resolve(env: Environment) -> registration.EnvSpec | Callable[..., Any]:
+    """The registered environment, or the factory that was given or that `module:factory` names."""
+    if not isinstance(env, str):
+        if callable(env):
+            return env
+        hint = "an environment itself" if hasattr(env, "reset") and hasattr(env, "step") else repr(env)
+        raise UserError(
+            f"env is {hint}; give a Gymnasium id, a module:factory, or a function or class that makes environments."
+        )
+    module_name, colon, name = env.rpartition(":")
     if not colon:
-        if spec.startswith("ALE/"):
-            _import_atari(spec)
-        return _registered(spec, spec)
+        if env.startswith("ALE/"):
+            _import_atari(env)
+        return _registered(env, env)
     if not name or not all(part.isidentifier() for part in module_name.split(".")):
-        raise UserError(f"'{spec}' is no module:factory; write for example my_folder.my_module:make_env.")
-    module = _import(module_name, spec)
+        raise UserError(f"'{env}' is no module:factory; write for example my_folder.my_module:make_env.")
+    module = _import(module_name, env)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
     if found is not None:
-        raise UserError(f"{spec}: '{name}' is {type(found).__name__}, not a function that makes an environment.")
+        raise UserError(f"{env}: '{name}' is {type(found).__name__}, not a function that makes an environment.")
     if name in gymnasium.registry or not name.isidentifier():
-        return _registered(name, spec)
-    raise UserError(f"{spec}: the module '{module_name}' has no '{name}'.{_did_you_mean(name, list(vars(module)))}")
+        return _registered(name, env)
+    raise UserError(f"{env}: the module '{module_name}' has no '{name}'.{_did_you_mean(name, list(vars(module)))}")
 
 
-def _registered(name: str, spec: str) -> registration.EnvSpec:
+def registered_by_user(env: Environment) -> registration.EnvSpec | None:
+    """The registration of an id that another process would not know, since the user's program or a package that it has
+    imported made it."""
+    found = gymnasium.registry.get(env) if isinstance(env, str) else None
+    if found is None:
+        return None
+    known = isinstance(found.entry_point, str) and found.entry_point.partition(".")[0] in _KNOWN_EVERYWHERE
+    return None if known else found
+
+
+def know(registered: registration.EnvSpec | None) -> None:
+    """Register here what the user registered elsewhere."""
+    if registered is not None:
+        gymnasium.registry.setdefault(registered.id, registered)
+
+
+def _registered(name: str, env: str) -> registration.EnvSpec:
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     try:
@@ -53,7 +96,7 @@ def _registered(name: str, spec: str) -> registration.EnvSpec:
     remedy = _did_you_mean(name, list(gymnasium.registry)) or (
         " Name a Gymnasium id such as CartPole-v1, or your own factory as module:factory."
     )
-    raise UserError(f"There is no environment {spec}.{remedy}")
+    raise UserError(f"There is no environment {env}.{remedy}")
 
 
 def _did_you_mean(name: str, candidates: list[str]) -> str:
@@ -62,14 +105,14 @@ def _did_you_mean(name: str, candidates: list[str]) -> str:
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
-def _import_atari(spec: str) -> None:
+def _import_atari(env: str) -> None:
     try:
         importlib.import_module("ale_py")  # registers the ALE/ ids
     except ModuleNotFoundError as error:
-        raise UserError(missing_package(spec, error)) from error
+        raise UserError(missing_package(env, error)) from error
 
 
-def _import(name: str, spec: str) -> ModuleType:
+def _import(name: str, env: str) -> ModuleType:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -77,16 +120,21 @@ def _import(name: str, spec: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(
-                f"{spec}: there is no module '{error.name}'; run the command in the folder that holds it or install it."
+                f"{env}: there is no module '{error.name}'; run the command in the folder that holds it or install it."
             ) from error
-        raise UserError(missing_package(spec, error)) from error
+        raise UserError(missing_package(env, error)) from error
+    except SyntaxError as error:
+        place = f"{Path(error.filename or name).name}, line {error.lineno}"
+        raise UserError(f"{env}: the module '{name}' is not valid Python: {error.msg} ({place}).") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{env}: the module '{name}' could not be imported: {what_was_raised(error)}.") from error
 
 
-def missing_package(spec: str, error: Exception) -> str:
+def missing_package(env: str, error: Exception) -> str:
     """One sentence that says what to install."""
     cause = error if isinstance(error, ImportError) else error.__cause__  # Gymnasium's own error hides the name
     module = cause.name if isinstance(cause, ImportError) and cause.name else ""
     extra = _EXTRAS.get(module.partition(".")[0])
     if extra:
-        return f"{spec} needs packages that are not installed; run: pip install 'shoal[{extra}]'"
-    return f"{spec} needs a package that is not installed: {error}"
+        return f"{env} needs packages that are not installed; run: pip install 'shoal[{extra}]'"
+    return f"{env} needs a package that is not installed: {error}"

@@ -14,22 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from shoal import tree
 from shoal.envs import check
 from shoal.envs.episodes import Episode, EpisodeLog
-from shoal.envs.sync import Vector
-
-Array = npt.NDArray[Any]
+from shoal.envs.faults import EnvFault
+from shoal.envs.vectorizers import VectorEnvLike
+from shoal.types import Array, Arrays
 
 _FLOAT = np.dtype(np.float32)  # made once: numpy looks a type up at every call
-# These return new arrays of the right types at every step and keep to autoreset: nothing to copy, nothing to enforce.
-_TRUSTED = (CartPoleVectorEnv,)
 
 
 class Step(NamedTuple):
-    """What one action per environment gave. The arrays belong to the caller."""
+    """What one action per environment gave. The arrays belong to the caller.
+
+    Read it by name: it will grow. `valid` speaks of the row alone (was this a transition?); who of several agents takes
+    part in a row is to have a column of its own.
+    """
 
     observation: tree.Tree  # array [B, ...], or a dict or tuple of such
     reward: npt.NDArray[np.float32]  # [B]
@@ -42,10 +43,14 @@ class Envs:
     """A vector of `count` environments of one kind.
 
     Observations come as the space says, with floating point as float32. Actions go in as the policy stores them:
-    discrete ones counted from 0, continuous ones not yet clipped to the bounds.
+    discrete ones counted from 0, continuous ones not yet clipped to the bounds. No vector is trusted to return new
+    arrays or to keep to autoreset: what it gives is copied and masked, which takes 4 % of the fastest one's time.
+
+    `limit` truncates episodes after so many steps in a vector that does not do so itself. A vector cannot be asked to
+    reset one environment only, so all of them are reset, and the other running episodes are truncated, too.
     """
 
-    def __init__(self, vector: Vector, environment: str, seed: int) -> None:
+    def __init__(self, vector: VectorEnvLike, environment: str, seed: int, limit: int | None = None) -> None:
         self.count = vector.num_envs
         self.environment = environment
         self.observation_space = check.observation_space(vector.single_observation_space, environment)
@@ -53,40 +58,44 @@ class Envs:
         self._vector = vector
         self._seed: int | None = seed
         self._checked = False
-        self._trusted = isinstance(vector, _TRUSTED)
         self._prepare = _action_converter(vector.single_action_space)
-        leaves = check.leaf_spaces(self.observation_space)
+        leaves = tree.leaf_spaces(self.observation_space, "observation")
         self._only_leaf = np.dtype(leaves["observation"].dtype) if list(leaves) == ["observation"] else None
         self._dtypes = {name: np.dtype(space.dtype) for name, space in leaves.items()}
+        self._shapes = {name: (self.count, *check.shape_of(space)) for name, space in leaves.items()}
+        self._only_shape = self._shapes.get("observation")
         self._floats = [name for name, dtype in self._dtypes.items() if np.issubdtype(dtype, np.floating)]
         self._done = np.zeros(self.count, np.bool_)  # ended with the last step, so the next one resets
         self._log = EpisodeLog(self.count)
+        self._limit = limit
+        self._length = np.zeros(self.count, np.int64)  # of the running episodes, where there is a limit
+        self._cut = False  # the limit was reached, so the next step resets all
 
     def reset(self, seed: int | None = None) -> tree.Tree:
         """Start new episodes everywhere. The first reset uses the seed given to `make`, later ones only `seed`."""
         chosen, self._seed = (self._seed if seed is None else seed), None
         number = None if chosen is None else int(np.random.SeedSequence(chosen).generate_state(1)[0]) & 0x7FFFFFFF
-        observation, _ = self._vector.reset(seed=number)
-        check.check_observation(observation, self._vector.single_observation_space, self.environment, self.count)
-        self._done = np.zeros(self.count, np.bool_)
-        self._log.restart()
-        return self._take(observation)
+        return self._begin(number)
 
     def step(self, action: Array) -> Step:
         """Act once in every environment."""
+        if self._cut:
+            nothing = np.zeros(self.count, np.bool_)
+            return Step(self._begin(None), np.zeros(self.count, _FLOAT), nothing, nothing.copy(), nothing.copy())
         observation, reward, terminated, truncated, _ = self._vector.step(self._prepare(action))
         if not self._checked:
             self._check(observation, reward, terminated, truncated)
         observation = self._take(observation)
         resets = self._done
         valid = ~resets
-        if not self._trusted:
-            reward = np.array(reward, _FLOAT)
-            reward[resets] = 0.0  # a reset gives nothing and ends nothing
-            terminated = terminated & valid
-            truncated = truncated & valid
+        reward = np.array(reward, _FLOAT)
+        reward[resets] = 0.0  # a reset gives nothing and ends nothing
+        terminated = terminated & valid
+        truncated = truncated & valid
         if not isfinite(np.vdot(reward, reward)):
             check.refuse_what_is_not_finite(reward, self.environment, "reward")
+        if self._limit is not None:
+            truncated = self._truncate(self._limit, terminated, truncated, valid)
         self._done = terminated | truncated
         self._log.add(reward, self._done)
         return Step(observation, reward, terminated, truncated, valid)
@@ -98,6 +107,21 @@ class Envs:
     def close(self) -> None:
         self._vector.close()
 
+    def _begin(self, seed: int | None) -> tree.Tree:
+        observation, _ = self._vector.reset(seed=seed)
+        check.check_observation(observation, self._vector.single_observation_space, self.environment, self.count)
+        self._done = np.zeros(self.count, np.bool_)
+        self._length[:] = 0
+        self._cut = False
+        self._log.restart()
+        return self._take(observation)
+
+    def _truncate(self, limit: int, terminated: Array, truncated: Array, valid: Array) -> Array:
+        self._length = (self._length + 1) * valid
+        running = valid & ~(terminated | truncated)
+        self._cut = bool((running & (self._length >= limit)).any())
+        return truncated | running if self._cut else truncated
+
     def _take(self, observation: tree.Tree) -> tree.Tree:
         """Our own copy, since the vector may overwrite what it returned, in the dtype that was promised.
 
@@ -105,15 +129,25 @@ class Envs:
         """
         if self._only_leaf is not None:
             copied = np.array(observation, self._only_leaf, order="C")
+            if copied.shape != self._only_shape:
+                self._check_shapes({"observation": copied})
             if self._floats and not isfinite(np.vdot(copied, copied)):
                 check.refuse_what_is_not_finite(copied, self.environment, "observation")
             return copied
         parts = tree.flatten(observation, "observation")
         copies = {name: np.array(parts[name], dtype, order="C") for name, dtype in self._dtypes.items()}
+        self._check_shapes(copies)
         for name in self._floats:
             if not isfinite(np.vdot(copies[name], copies[name])):
                 check.refuse_what_is_not_finite(copies[name], self.environment, name)
         return tree.unflatten(copies, "observation")
+
+    def _check_shapes(self, parts: Arrays) -> None:
+        for name, shape in self._shapes.items():
+            if parts[name].shape != shape:
+                raise EnvFault(
+                    f"{self.environment}: '{name}' has shape {parts[name].shape}, but its space says {shape}."
+                )
 
     def _check(self, observation: tree.Tree, reward: Any, terminated: Any, truncated: Any) -> None:
         self._checked = True

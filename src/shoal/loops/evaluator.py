@@ -57,6 +57,7 @@ class Evaluator:
         episodes: int = 10,
         every: float = 0.5,  # seconds from one evaluation to the next
         target: float | None = None,
+        note: str | None = None,  # what the user should know of how it is judged
     ) -> None:
         seed = current().seed
         self._envs = make_envs(seed)
@@ -68,6 +69,8 @@ class Evaluator:
         self._version = NONE
         self._confirmed: tuple[int, Columns] | None = None
         self._next = 0.0
+        if note is not None:
+            self._report.note(note)
 
     def step(self) -> None:
         report = self._report

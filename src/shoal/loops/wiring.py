@@ -274,7 +274,7 @@ class Wiring:
         settings, cfg = self.settings, self.cfg
         if not settings.evaluate:
             return
-        build: Any = partial(make_envs, self.env, settings.eval_episodes, cfg.vectorizer)
+        build: Any = partial(make_envs, self.env.for_evaluation(), settings.eval_episodes, cfg.vectorizer)
         policy: Any = partial(make_policy, cfg, self.env, greedy=True)
         self.program.add(
             "evaluator",
@@ -286,6 +286,7 @@ class Wiring:
             episodes=settings.eval_episodes,
             every=settings.eval_every,
             target=settings.target,
+            note=self.env.evaluation_note,
         )
         self.place("evaluator", cfg.acting_device, share=cfg.actors)
 
@@ -339,8 +340,8 @@ def rollout_program(
     return wiring.program
 
 
-def make_envs(spec: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
-    return envs.make(spec.spec, count, seed=seed, vectorizer=cast(envs.Vectorizer, vectorizer))
+def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
+    return envs.make(env, count, seed=seed, vectorizer=cast(envs.Vectorizer, vectorizer))
 
 
 def limiter(samples_per_insert: float, min_size: int, batch: int, block: int) -> MinSize | SamplesPerInsert:

@@ -31,7 +31,7 @@ from shoal.services.weights import WeightStore
 from shoal.versions import NONE
 
 Batch = dict[str, npt.NDArray[Any]]
-COUNTING = "shoal.envs.testing:counting"  # short episodes that end in both ways, rewards all different
+COUNTING = "counting_envs:counting"  # short episodes that end in both ways, rewards all different
 TASKS = ["CartPole-v1", "Pendulum-v1", COUNTING]
 
 

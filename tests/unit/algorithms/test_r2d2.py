@@ -17,7 +17,7 @@ from transitions import Columns, Spec, batch_of, tensors
 from shoal import envs
 from shoal.acting import Recorder, Sender
 from shoal.algorithms.r2d2 import PRESETS, R2D2, Config, make_policy, program
-from shoal.envs.recall import RecallVector
+from shoal.envs.tasks.recall import RecallVector
 from shoal.errors import UserError
 from shoal.functional.rescaling import inverse_rescale, rescale
 from shoal.loops.evaluator import evaluate

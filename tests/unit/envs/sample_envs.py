@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from shoal.envs.testing import Counting, CountingVector
+from counting_envs import Counting, CountingVector
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 NESTED = spaces.Dict(
@@ -95,6 +95,17 @@ class Careless(CountingVector):
         resets = self._terminated | self._truncated
         observation, reward, terminated, truncated, info = super().step(actions)
         return observation, np.where(resets, 7.0, reward), terminated | resets, truncated, info
+
+
+class Shrinking(CountingVector):
+    """Its second step returns one number per environment instead of three."""
+
+    _steps = 0
+
+    def step(self, actions: Any) -> Any:
+        observation, *rest = super().step(actions)
+        self._steps += 1
+        return observation[:, :1] if self._steps == 2 else observation, *rest
 
 
 def careless(count: int) -> Careless:

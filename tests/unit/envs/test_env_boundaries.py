@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import counting_envs
 from shoal import envs
-from shoal.envs import testing
 
 STEPS = 60
 SPECS = [
-    ("shoal.envs.testing:counting", "sync"),
-    ("shoal.envs.testing:counting", "async"),
-    ("shoal.envs.testing:counting_vector", "native"),
+    ("counting_envs:counting", "sync"),
+    ("counting_envs:counting", "async"),
+    ("counting_envs:counting_vector", "native"),
 ]
 ENDS = [("terminated",), ("truncated",), ("terminated", "truncated", "truncated")]
 
@@ -57,7 +57,7 @@ def test_no_transition_is_lost_and_none_repeated(spec: Any, ends: Any) -> None:
         valid = rows["valid"][:, env]
         seen = [(int(episode), int(step)) for _, episode, step in rows["observation"][valid, env]]
         stream = int(rows["observation"][0, env, 0])
-        expected = [(e, s) for e in range(STEPS) for s in range(testing.episode_length(stream, e))]
+        expected = [(e, s) for e in range(STEPS) for s in range(counting_envs.episode_length(stream, e))]
         assert seen == expected[: len(seen)]
         assert len(seen) + np.count_nonzero(~valid) == STEPS
 
@@ -76,7 +76,7 @@ def test_the_row_after_an_end_holds_the_final_observation_and_is_invalid(spec: A
     assert np.array_equal(~rows["valid"][1:], done[:-1])
     assert rows["valid"][0].all()
     for stream, episode, step in rows["observation"][~rows["valid"]].astype(int):
-        assert step == testing.episode_length(stream, episode)
+        assert step == counting_envs.episode_length(stream, episode)
     first = rows["next"][~rows["valid"]]
     assert np.all(first[:, 2] == 0)
     assert not done[~rows["valid"]].any()
@@ -86,7 +86,7 @@ def test_an_end_is_a_termination_or_a_truncation_as_the_environment_said(spec: A
     rows, _ = collect(spec, ends)
     for t, env in np.argwhere(rows["terminated"] | rows["truncated"]):
         stream, episode, _ = rows["observation"][t, env].astype(int)
-        assert rows["terminated"][t, env] == (testing.episode_end(stream, episode, ends) == "terminated")
+        assert rows["terminated"][t, env] == (counting_envs.episode_end(stream, episode, ends) == "terminated")
         assert rows["truncated"][t, env] != rows["terminated"][t, env]
 
 
@@ -95,8 +95,8 @@ def test_every_finished_episode_is_reported_once_with_its_return_and_length(spec
     expected = []
     for t, env in np.argwhere(rows["terminated"] | rows["truncated"]):
         stream, episode, _ = rows["observation"][t, env].astype(int)
-        length = testing.episode_length(stream, episode)
-        expected.append((sum(testing.reward_of(int(episode), step) for step in range(length)), length))
+        length = counting_envs.episode_length(stream, episode)
+        expected.append((sum(counting_envs.reward_of(int(episode), step) for step in range(length)), length))
     assert finished == expected
     assert len(finished) > 20
 
@@ -111,7 +111,7 @@ def test_a_vector_that_is_careless_on_reset_rows_is_corrected() -> None:
 
 
 def test_a_reset_gives_up_running_episodes_and_reports_only_finished_ones() -> None:
-    vector = envs.make("shoal.envs.testing:counting_vector", 1, seed=0, options={"lengths": (4,)})
+    vector = envs.make("counting_envs:counting_vector", 1, seed=0, options={"lengths": (4,)})
     vector.reset()
     for _ in range(7):  # an episode of four, its reset row, two steps of the next
         vector.step(np.zeros(1, np.int64))
@@ -125,7 +125,7 @@ def test_a_reset_gives_up_running_episodes_and_reports_only_finished_ones() -> N
 
 @pytest.mark.parametrize("asked_every", [1, 7, 400])
 def test_episodes_do_not_depend_on_how_often_they_are_asked_for(asked_every: int) -> None:
-    vector = envs.make("shoal.envs.testing:counting_vector", 5, seed=0)
+    vector = envs.make("counting_envs:counting_vector", 5, seed=0)
     vector.reset()
     found: list[envs.Episode] = []
     for t in range(400):

@@ -91,15 +91,47 @@ def test_float64_where_float32_was_promised_is_converted() -> None:
             lambda observation, reward: (observation[:2], reward),
             "'observation' has shape (2,), but its space says (3,)",
         ),
-        (lambda observation, reward: (observation, np.array([reward])), "reward has shape (1, 1)"),
-        (lambda observation, reward: (observation, None), "reward has shape (1,) and dtype object"),
+        (
+            lambda observation, reward: (observation, np.array([reward])),
+            "'reward' is array([1.]), but must be one number",
+        ),
+        (lambda observation, reward: (observation, None), "'reward' is None, but must be one number"),
     ],
 )
 def test_a_first_step_unlike_its_promise_is_a_fault(change: Any, says: str) -> None:
     assert says in step_until_fault({"change": change, "at": 1})
 
 
+@pytest.mark.parametrize(
+    ("change", "space", "says"),
+    [
+        (lambda o, r: (o[:1], r), sample_envs.BOX, "'observation' has shape (1,), but its space says (3,)"),
+        (lambda o, r: (o[0], r), sample_envs.BOX, "'observation' has shape (), but its space says (3,)"),
+        (lambda o, r: (o, None), sample_envs.BOX, "'reward' of environment number 0 is nan"),
+        (lambda o, r: (o, "much"), sample_envs.BOX, "'reward' is 'much', but must be one number"),
+        (
+            lambda o, r: ({**o, "position": o["position"][:1]}, r),
+            sample_envs.NESTED,
+            "'observation/position' has shape (1,), but its space says (2,)",
+        ),
+        (lambda o, r: ({"image": o["image"]}, r), sample_envs.NESTED, "the observation has the parts"),
+    ],
+)
+def test_a_later_step_unlike_its_promise_is_a_fault_and_not_spread_over_the_row(
+    change: Any, space: Any, says: str
+) -> None:
+    assert says in step_until_fault({"change": change, "at": 4, "observation": space})
+
+
+def test_a_vector_whose_observations_lose_their_shape_later_is_a_fault() -> None:
+    vector = envs.make("sample_envs:Shrinking", 2, seed=0)
+    vector.reset()
+    vector.step(np.zeros(2, np.int64))
+    with pytest.raises(envs.EnvFault, match=r"'observation' has shape \(2, 1\), but its space says \(2, 3\)"):
+        vector.step(np.zeros(2, np.int64))
+
+
 def test_what_an_environment_raises_is_passed_on() -> None:
-    vector = envs.make("shoal.envs.testing:counting", 2, seed=0, options={"fail_at": 3})
+    vector = envs.make("counting_envs:counting", 2, seed=0, options={"fail_at": 3})
     with pytest.raises(RuntimeError, match="told to fail at step 3"):
         run(vector, 5)

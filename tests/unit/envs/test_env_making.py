@@ -16,13 +16,13 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import VectorEnv
 
 from shoal import envs
-from shoal.envs.sync import SyncVector
+from shoal.envs.vectorizers import InProcess
 from shoal.errors import UserError
 
 MY_MODULE = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
-from shoal.envs.testing import Counting, CountingVector
+from counting_envs import Counting, CountingVector
 
 gymnasium.register("Mine-v0", CartPoleEnv, max_episode_steps=7)
 
@@ -61,8 +61,8 @@ def lengths(vector: envs.Envs, steps: int = 20) -> set[int]:
 
 def test_the_native_version_is_used_where_one_is_registered() -> None:
     assert isinstance(envs.make("CartPole-v1", 2, seed=0)._vector, CartPoleVectorEnv)
-    assert isinstance(envs.make("CartPole-v1", 2, seed=0, vectorizer="sync")._vector, SyncVector)
-    assert isinstance(envs.make("Acrobot-v1", 2, seed=0)._vector, SyncVector)
+    assert isinstance(envs.make("CartPole-v1", 2, seed=0, vectorizer="sync")._vector, InProcess)
+    assert isinstance(envs.make("Acrobot-v1", 2, seed=0)._vector, InProcess)
 
 
 def test_an_id_without_a_version_is_the_latest() -> None:
@@ -76,17 +76,17 @@ def test_options_reach_the_environment(vectorizer: Any) -> None:
 
 
 def test_a_native_version_that_does_not_know_an_option_gives_way_to_sync(my_folder: Path) -> None:
-    gymnasium.register("Both-v0", "shoal.envs.testing:counting", vector_entry_point="shoal.envs.testing:CountingVector")
+    gymnasium.register("Both-v0", "counting_envs:counting", vector_entry_point="counting_envs:CountingVector")
     options = {"fail_at": None}
     assert isinstance(envs.make("Both-v0", 1, seed=0)._vector, VectorEnv)
-    assert isinstance(envs.make("Both-v0", 1, seed=0, options=options)._vector, SyncVector)
+    assert isinstance(envs.make("Both-v0", 1, seed=0, options=options)._vector, InProcess)
     with pytest.raises(UserError, match="does not take these options"):
         envs.make("Both-v0", 1, seed=0, options=options, vectorizer="native")
 
 
 def test_a_native_version_with_another_autoreset_is_not_used(my_folder: Path) -> None:
-    gymnasium.register("Same-v0", "shoal.envs.testing:counting", vector_entry_point=same_step_vector)
-    assert isinstance(envs.make("Same-v0", 2, seed=0)._vector, SyncVector)
+    gymnasium.register("Same-v0", "counting_envs:counting", vector_entry_point=same_step_vector)
+    assert isinstance(envs.make("Same-v0", 2, seed=0)._vector, InProcess)
     with pytest.raises(UserError, match="NEXT_STEP"):
         envs.make("Same-v0", 2, seed=0, vectorizer="native")
 
@@ -157,9 +157,9 @@ def test_a_wrong_count_or_vectorizer_is_refused() -> None:
     with pytest.raises(UserError, match="no vector version"):
         envs.make("Acrobot-v1", 1, seed=0, vectorizer="native")
     with pytest.raises(UserError, match="single environments"):
-        envs.make("shoal.envs.testing:counting", 1, seed=0, vectorizer="native")
+        envs.make("counting_envs:counting", 1, seed=0, vectorizer="native")
     with pytest.raises(UserError, match="makes a vector"):
-        envs.make("shoal.envs.testing:counting_vector", 1, seed=0, vectorizer="sync")
+        envs.make("counting_envs:counting_vector", 1, seed=0, vectorizer="sync")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(module: str, s
         ("CartPole-v1", "classic", 500, 475.0),
         ("Pendulum-v1", "control", 200, None),
         ("Taxi-v4", "classic", 200, 8.0),
-        ("shoal.envs.testing:counting", "classic", None, None),
+        ("counting_envs:counting", "classic", None, None),
         ("shoal/Recall-v0", "classic", None, 0.95),
     ],
 )
@@ -198,8 +198,8 @@ def test_describe_tells_the_kind_and_what_is_registered(
 @pytest.mark.parametrize(
     ("observation", "kind"),
     [
-        (spaces.Box(0, 255, (84, 84, 3), np.uint8), "atari"),
-        (spaces.Dict({"frame": spaces.Box(0, 255, (8, 8), np.uint8), "speed": spaces.Discrete(3)}), "atari"),
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), "pixels"),
+        (spaces.Dict({"frame": spaces.Box(0, 255, (8, 8), np.uint8), "speed": spaces.Discrete(3)}), "pixels"),
         (spaces.Box(0, 1, (1000,), np.float32), "other"),
         (spaces.Box(0, 1, (8, 8), np.float32), "classic"),
     ],

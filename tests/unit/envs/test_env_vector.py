@@ -52,7 +52,7 @@ def test_a_factory_that_takes_a_seed_gets_another_one_for_every_environment() ->
 
 
 @pytest.mark.parametrize(
-    "spec", ["CartPole-v1", "Pendulum-v1", "shoal.envs.testing:counting", "shoal.envs.testing:counting_vector"]
+    "spec", ["CartPole-v1", "Pendulum-v1", "counting_envs:counting", "counting_envs:counting_vector"]
 )
 @pytest.mark.parametrize("vectorizer", ["auto", "async"])
 def test_what_a_step_returned_is_never_overwritten(spec: str, vectorizer: Any) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from gymnasium.vector.utils import batch_space
 
-Array = npt.NDArray[Any]
+from shoal.types import Array
+
 _SEEN = slice(0, 4, 2)  # of (position, velocity, angle, angular velocity)
 
 

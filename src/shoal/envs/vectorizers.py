@@ -7,17 +7,17 @@ from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from shoal import tree
 from shoal.envs import check
+from shoal.envs.faults import EnvFault
+from shoal.types import Array
 
-Array = npt.NDArray[Any]
 MakeOne = Callable[[], gymnasium.Env[Any, Any]]
 
 
-class Vector(Protocol):
+class VectorEnvLike(Protocol):
     """What `Envs` needs of a vector of environments; Gymnasium's VectorEnv has it. Autoreset is NEXT_STEP."""
 
     num_envs: int
@@ -34,31 +34,33 @@ def spread(seed: int, count: int) -> list[int]:
     return [int(state) & 0x7FFFFFFF for state in np.random.SeedSequence(seed).generate_state(count)]
 
 
-class SyncVector:
-    """Steps environments in a loop. Results are views of buffers that the next step overwrites: `Envs` copies them.
+class InProcess:
+    """`--vectorizer sync`: steps environments in a loop. Results are views of buffers that the next step overwrites:
+    `Envs` copies them.
 
     Not Gymnasium's SyncVectorEnv because that one gathers infos nobody reads and copies everything several times.
     """
 
     def __init__(self, makers: Sequence[MakeOne], environment: str) -> None:
         self._environment = environment
-        self._envs = [make() for make in makers]
-        self.num_envs = count = len(self._envs)
-        first = self._envs[0]
+        self.envs = [make() for make in makers]
+        self.num_envs = count = len(self.envs)
+        first = self.envs[0]
         check.observation_space(first.observation_space, environment)  # refuses what has no arrays
         self.single_observation_space = first.observation_space
         self.single_action_space = first.action_space
-        for number, env in enumerate(self._envs):
+        for number, env in enumerate(self.envs):
             if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
-                raise check.EnvFault(
+                raise EnvFault(
                     f"{environment}: environment number {number} has other spaces than number 0: "
                     f"{env.observation_space}, {env.action_space}."
                 )
         self._leaves = {
             name: np.zeros((count, *check.shape_of(space)), space.dtype)
-            for name, space in check.leaf_spaces(first.observation_space).items()
+            for name, space in tree.leaf_spaces(first.observation_space, "observation").items()
         }
-        self._nested = "observation" not in self._leaves
+        self._shapes = {name: leaf.shape[1:] for name, leaf in self._leaves.items()}
+        self._only_shape = self._shapes.get("observation")  # None: the observation is nested
         self._observation = tree.unflatten(self._leaves, "observation")
         self._reward = np.zeros(count, np.float32)
         self._terminated = np.zeros(count, np.bool_)
@@ -68,51 +70,70 @@ class SyncVector:
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         seeds = [None] * self.num_envs if seed is None else spread(seed, self.num_envs)
-        observations = [env.reset(seed=each)[0] for env, each in zip(self._envs, seeds)]
+        observations = [
+            check.first_observation(self._environment, env.reset(seed=each)) for env, each in zip(self.envs, seeds)
+        ]
         for observation in observations:
-            check.check_observation(observation, self.single_observation_space, self._environment)
+            self._check(observation)
         self._done = [False] * self.num_envs
         return self._gather(observations), {}
 
     def step(self, actions: Array, /) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         done, reward, terminated, truncated = self._done, self._reward, self._terminated, self._truncated
         observations = []
-        for i, env in enumerate(self._envs):
+        for i, env in enumerate(self.envs):
             if done[i]:
-                observation, _ = env.reset()
+                observation = check.first_observation(self._environment, env.reset())
                 reward[i], terminated[i], truncated[i], done[i] = 0.0, False, False, False
             else:
-                observation, gained, ended, cut, _ = env.step(actions[i])
+                outcome = env.step(actions[i])
                 if not self._checked:
-                    self._check(observation, gained, ended, cut)
-                reward[i], terminated[i], truncated[i] = gained, ended, cut
+                    check.check_outcome(self._environment, outcome, self.single_observation_space)
+                try:
+                    observation, reward[i], ended, cut, _ = outcome
+                    terminated[i], truncated[i] = ended, cut
+                except (TypeError, ValueError):  # not as it was the first time: say what is wrong with it now
+                    check.check_outcome(self._environment, outcome, self.single_observation_space)
+                    raise
                 done[i] = bool(ended or cut)
             observations.append(observation)
         self._checked = True
         return self._gather(observations), reward, terminated, truncated, {}
 
     def close(self) -> None:
-        for env in self._envs:
+        for env in self.envs:
             env.close()
 
-    def _check(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+    def _check(self, observation: Any) -> None:
         check.check_observation(observation, self.single_observation_space, self._environment)
-        check.check_rows(self._environment, 1, reward=[reward], terminated=[terminated], truncated=[truncated])
 
     def _gather(self, observations: list[Any]) -> Any:
-        if self._nested:
-            for i, observation in enumerate(observations):
-                for name, leaf in tree.flatten(observation, "observation").items():
-                    self._leaves[name][i] = leaf
+        """Shapes are looked at every time, since numpy would spread a smaller observation over the row unseen."""
+        shape = self._only_shape
+        if shape is None:
+            self._gather_nested(observations)
         else:
             buffer = self._observation
             for i, observation in enumerate(observations):
+                if getattr(observation, "shape", ()) != shape:
+                    self._check(observation)
                 buffer[i] = observation
         return self._observation
 
+    def _gather_nested(self, observations: list[Any]) -> None:
+        for i, observation in enumerate(observations):
+            flat = tree.flatten(observation, "observation")
+            if flat.keys() != self._leaves.keys():
+                self._check(observation)
+            for name, leaf in flat.items():
+                if getattr(leaf, "shape", ()) != self._shapes[name]:
+                    self._check(observation)
+                self._leaves[name][i] = leaf
 
-class AsyncVector:
-    """One sub-process per environment; worth it when a single step takes longer than about a millisecond."""
+
+class SubProcesses:
+    """`--vectorizer async`: one sub-process per environment; worth it when a single step takes longer than about a
+    millisecond."""
 
     def __init__(self, makers: Sequence[MakeOne]) -> None:
         self._vector = AsyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)

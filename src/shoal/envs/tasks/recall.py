@@ -6,12 +6,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-Array = npt.NDArray[Any]
+from shoal.types import Array
 
 
 class RecallVector(VectorEnv[Any, Any, Any]):

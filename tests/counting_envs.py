@@ -1,7 +1,7 @@
 """Environments whose observations say where they come from, so that tests can prove what became of every step.
 
-Name them as `shoal.envs.testing:counting` (single, stepped one after another) and
-`shoal.envs.testing:counting_vector` (a native vector).
+Name them as `counting_envs:counting` (single, stepped one after another) and
+`counting_envs:counting_vector` (a native vector).
 """
 
 from __future__ import annotations

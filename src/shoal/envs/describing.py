@@ -1,0 +1,120 @@
+"""Finding out what an environment is: its spaces, its kind, its limits; and whether it keeps its promises at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs import registration
+
+from shoal import tree
+from shoal.envs import check, names
+from shoal.envs.faults import EnvFault, told_as_a_fault
+from shoal.envs.making import vectorize
+from shoal.envs.names import Environment, name_of
+from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
+from shoal.envs.vector import Envs
+from shoal.errors import UserError
+
+_SMALL = 256  # observations of up to this many numbers are "classic"
+
+
+def describe(
+    env: Environment,
+    options: EnvOptions | None = None,
+    vectorizer: Vectorizer = "auto",
+    *,
+    evaluation_options: EnvOptions | None = None,
+) -> EnvSpec:
+    """What an environment made with these options is. The evaluator's version has `evaluation_options` on top of them.
+
+    One is made, reset and stepped once, so that what cannot work is said before anything is started; the user's own
+    code in a process of its own, since it may end it.
+    """
+    if names.is_users_code(env):
+        from shoal.envs.trial import describe_apart
+
+        return describe_apart(env, options, vectorizer, evaluation_options)
+    return describe_here(env, options, vectorizer, evaluation_options)
+
+
+def describe_here(
+    env: Environment, options: EnvOptions | None, vectorizer: Vectorizer, evaluation_options: EnvOptions | None
+) -> EnvSpec:
+    """`describe` in this process."""
+    found = _describe(env, options or {}, vectorizer)
+    if not evaluation_options:
+        return found
+    evaluation = _describe(env, {**(options or {}), **evaluation_options}, vectorizer)
+    if (evaluation.observation_space, evaluation.action_space) != (found.observation_space, found.action_space):
+        raise UserError(
+            f"{found.name} has other spaces with the evaluator's options {dict(evaluation_options)}: "
+            f"{evaluation.observation_space}, {evaluation.action_space}; the trained policy could not act there."
+        )
+    return replace(found, evaluation=evaluation)
+
+
+def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> EnvSpec:
+    name = name_of(env)
+    try:
+        asked: Vectorizer = "sync" if vectorizer == "async" else vectorizer
+        vector: Any = vectorize(env, 1, seed=0, options=options, vectorizer=asked)
+        one = getattr(vector, "envs", [vector])[0]  # a single environment where there is one
+        with told_as_a_fault(name, "used"):
+            envs = Envs(vector, name, seed=0)
+            _try(envs, name, f" with the options {dict(options)}" if options else "")
+            registered = getattr(one, "spec", None)
+            atari = any(base.__module__.startswith("ale_py.") for base in type(one.unwrapped).__mro__)
+    except EnvFault as fault:
+        raise UserError(str(fault)) from fault
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise UserError(names.missing_package(name, error)) from error
+    limit = threshold = None
+    if isinstance(registered, registration.EnvSpec):
+        limit, threshold = _time_limit(registered), registered.reward_threshold
+    kind = "atari" if atari else _kind(envs.observation_space, envs.action_space)
+    return EnvSpec(
+        env,
+        envs.observation_space,
+        envs.action_space,
+        kind,
+        limit,
+        threshold,
+        options=dict(options),
+        vectorizer=vectorizer,
+        registered=names.registered_by_user(env),
+    )
+
+
+def _try(envs: Envs, name: str, given: str) -> None:
+    envs.action_space.seed(0)
+    try:
+        with told_as_a_fault(name, f"reset{given}"):
+            envs.reset()
+        with told_as_a_fault(name, f"stepped{given}"):
+            envs.step(np.asarray(envs.action_space.sample())[np.newaxis])
+    finally:
+        with told_as_a_fault(name, "closed"):
+            envs.close()
+
+
+def _time_limit(registered: registration.EnvSpec) -> int | None:
+    """Steps after which an episode ends at the latest; ALE counts frames, of which a step takes several."""
+    steps = registered.kwargs.get("max_episode_steps", registered.max_episode_steps)
+    frames = registered.kwargs.get("max_num_frames_per_episode")
+    if steps is None and isinstance(frames, int):
+        skip = registered.kwargs.get("frameskip", 1)
+        steps = frames // min(skip if isinstance(skip, tuple) else (skip,))
+    return steps if isinstance(steps, int) and steps > 0 else None
+
+
+def _kind(observation: spaces.Space[Any], action: spaces.Space[Any]) -> TaskKind:
+    leaves = list(tree.leaf_spaces(observation, "observation").values())
+    if any(s.dtype == np.uint8 and len(check.shape_of(s)) >= 2 for s in leaves):
+        return "pixels"
+    if isinstance(action, spaces.Box):
+        return "control"
+    return "classic" if sum(int(np.prod(check.shape_of(s))) for s in leaves) <= _SMALL else "other"

@@ -1,0 +1,74 @@
+"""What is known of an environment before training, and how another process makes the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs import registration
+
+from shoal import tree
+from shoal.envs import check
+from shoal.envs.names import Environment, name_of
+
+EnvOptions = Mapping[str, Any]  # of an environment, by name
+Vectorizer = Literal["auto", "native", "sync", "async"]
+TaskKind = Literal["classic", "control", "atari", "pixels", "other"]
+EVALUATION_LIMIT = 27_000  # steps, where nothing else ends an episode: half an hour of Atari, the longest usual episode
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Enough to build networks, to choose a preset, and for every node to make the environment with its options."""
+
+    env: Environment
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    kind: TaskKind
+    max_episode_steps: int | None  # the environment's own time limit, as far as it says
+    reward_threshold: float | None
+    options: EnvOptions = field(default_factory=dict)  # given to the environment or its factory
+    vectorizer: Vectorizer = "auto"
+    limit: int | None = None  # episodes are truncated after so many steps, whatever the environment does
+    evaluation: EnvSpec | None = None  # the evaluator's own version, where it has other options
+    registered: registration.EnvSpec | None = None  # what Gymnasium knows of the id only where the user registered it
+
+    @property
+    def spec(self) -> Environment:
+        """What the user named or gave."""
+        return self.env
+
+    @property
+    def name(self) -> str:
+        return name_of(self.env)
+
+    @property
+    def observation_bytes(self) -> int:
+        """Of one observation, as it is stored."""
+        leaves = tree.leaf_spaces(self.observation_space, "observation").values()
+        return sum(int(np.prod(check.shape_of(s), dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in leaves)
+
+    @property
+    def evaluation_limit(self) -> int:
+        """Steps after which the evaluator cuts an episode: it counts with its return so far. A greedy policy may never
+        end an episode by itself."""
+        own = self.evaluation or self
+        return own.limit or own.max_episode_steps or EVALUATION_LIMIT
+
+    @property
+    def evaluation_note(self) -> str | None:
+        """A sentence for the user where the evaluator cuts episodes that the environment does not."""
+        own = self.evaluation or self
+        if own.limit or own.max_episode_steps:
+            return None
+        return (
+            f"{self.name} states no time limit: evaluation ends its episodes after {EVALUATION_LIMIT:,} steps and "
+            "counts their return so far."
+        )
+
+    def for_evaluation(self) -> EnvSpec:
+        """The environment as the evaluator plays it: with its own options, and with episodes that always end."""
+        return replace(self.evaluation or self, limit=self.evaluation_limit, evaluation=None)
