@@ -47,7 +47,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "acting algorithms config envs errors factories loops program replay runtime versions",
         "numpy torch rich tyro matplotlib",
     ),
-    "cli": ("config errors envs experiment replay runtime", ""),
+    "cli": ("config errors envs experiment runtime", ""),
     "__main__": ("cli", ""),
     "__init__": ("errors experiment runtime", ""),
 }
