@@ -25,8 +25,8 @@ def loop(seconds: float) -> float:
     import torch
 
     from shoal import envs
-    from shoal.algorithms import impala
     from shoal.acting import Recorder
+    from shoal.algorithms import impala
 
     torch.set_num_threads(1)
     env = envs.describe("CartPole-v1")
