@@ -20,7 +20,7 @@ def start_on(name: str, program: Program, seed: int = 0, supervisor: Supervisor 
     if name == "inline":
         return InlineRun(program, seed=seed, supervisor=supervisor)
     if name == "ray":
-        from shoal.runtime.ray import RayRun
+        from shoal.runtime.ray.run import RayRun
 
         return RayRun(program, seed=seed, supervisor=supervisor)
     if name == "spawn":  # as on a system without fork and memfd

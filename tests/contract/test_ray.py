@@ -19,7 +19,7 @@ from shoal.runtime import launch
 pytestmark = pytest.mark.ray
 ray: Any = pytest.importorskip("ray")
 
-from shoal.runtime.ray import join  # noqa: E402 - only where Ray is installed
+from shoal.runtime.ray.cluster import join  # noqa: E402 - only where Ray is installed
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ with launch(program, "ray", ray_address=sys.argv[1]) as run:
 
 
 def test_a_run_joins_the_cluster_at_an_address_and_leaves_it_running(cluster: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-c", JOIN, cluster]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     assert done.stdout.split() == ["joined", "1"], done.stderr
@@ -134,7 +134,7 @@ def test_what_others_hold_is_waited_for_and_then_reported(monkeypatch: pytest.Mo
     first, _ = one_node(Resources(cpus=2))
     second, _ = one_node(Resources(cpus=1))
     with launch(first, "ray"):
-        monkeypatch.setattr("shoal.runtime.ray.PLACING", 2.0)
+        monkeypatch.setattr("shoal.runtime.ray.run.PLACING", 2.0)
         with pytest.raises(UserError, match=r"has not started 'service' within 2 s: the cluster has .* free"):
             launch(second, "ray")
 

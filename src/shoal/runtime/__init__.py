@@ -52,7 +52,7 @@ def launch(
         return LocalRun(program, seed=seed, supervisor=supervisor)
     if runtime == "ray":
         try:
-            from shoal.runtime.ray import RayRun
+            from shoal.runtime.ray.run import RayRun
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise

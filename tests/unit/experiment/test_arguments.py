@@ -135,7 +135,8 @@ def test_ray_without_ray_is_one_sentence_that_says_what_to_install(
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "shoal.runtime.ray", raising=False)
+    for module in ("run", "cluster"):
+        monkeypatch.delitem(sys.modules, f"shoal.runtime.ray.{module}", raising=False)
     code, lines = told("train", "impala", "--runtime", "ray")  # type: ignore[operator]
     assert code == 2
     assert lines[-1] == "shoal: --runtime ray needs Ray: install it with `pip install 'shoal[ray]'`"
