@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal import config
+from shoal.config import Amount, Count, Whole
 from shoal.errors import UserError
 
 Runtime = Literal["local", "inline", "ray"]
@@ -18,15 +19,15 @@ class Options:
 
     runtime: Runtime = "local"  # processes of this machine, one thread (reproducible), or a Ray cluster
     ray_address: str | None = None  # of a running Ray cluster; without it one is started on this machine
-    seed: int = 0
+    seed: Whole = 0
     stop_return: float | None = None  # stop when 50 fresh evaluation episodes confirm this mean return
-    stop_steps: int | None = None  # stop after so many environment steps
-    stop_updates: int | None = None  # stop after exactly so many learner updates
-    stop_seconds: float | None = None  # stop after so many seconds from when the nodes were started
+    stop_steps: Count | None = None  # stop after so many environment steps
+    stop_updates: Count | None = None  # stop after exactly so many learner updates
+    stop_seconds: Amount | None = None  # stop after so many seconds from when the nodes were started
     run_dir: str | None = None  # default: a new folder in runs/
-    max_failures: int = 5  # restarts of one node in a row before the run gives up
-    eval_every: float = 0.5  # seconds from one evaluation to the next
-    eval_episodes: int = 10  # per evaluation
+    max_failures: Whole = 5  # restarts of one node in a row before the run gives up
+    eval_every: Amount = 0.5  # seconds from one evaluation to the next
+    eval_episodes: Count = 10  # per evaluation
 
     def check(self) -> None:
         config.validate(self)

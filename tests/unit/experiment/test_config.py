@@ -12,19 +12,23 @@ from shoal import config
 from shoal.errors import UserError
 
 
-@config.remember_given
-@dataclass(frozen=True, kw_only=True)
-class Config:
+@config.config()
+class Group:
     env: str = "CartPole-v1"
     preset: str = "auto"
-    actors: int = 1
-    batch: int = 64
-    queue: int = 128
-    learning_rate: float = 1e-3
-    gamma: float = 0.99
-    optimizer: str = "adam"
+    actors: config.Count = 1
+    batch: config.Count = 32
+    queue: config.Count = 128
+
+
+@config.config(batch=64)
+class Config(Group):
+    learning_rate: config.Amount = 1e-3
+    gamma: config.Share = 0.99
+    optimizer: Literal["adam", "rmsprop"] = "adam"
     mode: Literal["fast", "slow"] = "fast"
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: config.Widths = (64, 64)
+    clip: config.Positive | None = None
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -92,6 +96,8 @@ def test_the_presets_line_tells_what_it_set_and_what_the_user_set_instead() -> N
         ({"gamma": 1.5}, "--gamma 1.5 is out of range"),
         ({"optimizer": "adm"}, "--optimizer adm is not known: choose one of adam, rmsprop. Did you mean adam?"),
         ({"mode": "slwo"}, "--mode slwo is not known: choose one of fast, slow. Did you mean slow?"),
+        ({"hidden": (8, 0)}, "--hidden 8 0 has a layer without a unit"),
+        ({"clip": 0.0}, "--clip 0.0 is too small: give a number above 0."),
         ({"queue": 3}, "--queue 3 can never hold a batch of 64 items"),
     ],
 )
@@ -99,6 +105,11 @@ def test_a_bad_value_is_refused_with_its_option_and_the_remedy(values: dict[str,
     with pytest.raises(UserError) as raised:
         config.validate(Config(**values))
     assert str(raised.value).startswith(sentence)
+
+
+def test_a_config_may_have_another_default_for_a_field_of_its_group() -> None:
+    assert (Config().batch, Group().batch) == (64, 32)
+    assert config.given(Config()) == frozenset()
 
 
 def test_a_good_config_passes() -> None:

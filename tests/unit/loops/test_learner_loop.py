@@ -6,28 +6,34 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
 
 from shoal.loops.learner import LearnerLoop
 from shoal.replay import MinSize, Prioritized, Replay, Table, Writer, n_step
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.state import Stateful
 from shoal.versions import NONE, make_version, updates_between
 
 BATCH, CAPACITY, ITEMS = 8, 2000, 2150
 
 
-class Recording:
-    """Learns nothing; gives every item the priority 3."""
+class Recording(Stateful):
+    """Learns nothing; gives every item a priority of its own, which its reward tells."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
+        self.network = nn.Linear(1, 1)
 
     def update(self, batch: dict[str, Any]) -> dict[str, Any]:
         self.batches.append(batch)
-        return {"priorities": np.full(len(batch["reward"]), 3.0), "loss": 0.5}
+        return {"priorities": new_priority(batch["reward"]), "loss": 0.5}
 
-    def weights(self) -> dict[str, Any]:
-        return {"w": np.zeros(1, np.float32)}
+
+def new_priority(reward: Any) -> Any:
+    return 1_000_000.0 + 3.0 * reward  # so large that each of them is drawn again
 
 
 def filled() -> Replay:
@@ -49,7 +55,11 @@ def filled() -> Replay:
 
 def loop_over(replay: Replay, metrics: Metrics, **options: Any) -> tuple[LearnerLoop, Recording]:
     made = Recording()
-    return LearnerLoop(lambda seed: made, "items", BATCH, replay, WeightStore(), metrics, beta=0.4, **options), made
+    space = spaces.Box(-1.0, 1.0, (2,))
+    loop = LearnerLoop(
+        lambda seed: made, "items", BATCH, replay, WeightStore(), metrics, observation_space=space, beta=0.4, **options
+    )
+    return loop, made
 
 
 def test_importance_weights_come_with_the_batch_and_priorities_go_back() -> None:
@@ -57,13 +67,17 @@ def test_importance_weights_come_with_the_batch_and_priorities_go_back() -> None
     loop, made = loop_over(replay, Metrics())
     loop.step()
     (batch,) = made.batches
-    drawn = batch["reward"].astype(np.float64) + 1.0
+    assert all(isinstance(column, torch.Tensor) for name, column in batch.items() if name != "state")
+    rewards = batch["reward"].numpy()
+    assert len(set(rewards)) > BATCH // 2  # priorities that went to another item would be seen
+    drawn = rewards.astype(np.float64) + 1.0
     probability = drawn**0.6 / (np.arange(1, ITEMS + 1) ** 0.6).sum()
     weights = (ITEMS * probability) ** -0.4
     np.testing.assert_allclose(batch["importance"], weights / weights.max(), rtol=1e-5)
-    again = replay.sample("items", 1000)
-    seen = np.isin(again.data["reward"], batch["reward"])
-    assert (again.priorities[seen] == 3.0).all()
+    again = replay.sample("items", CAPACITY)
+    seen = np.isin(again.data["reward"], rewards)
+    assert set(again.data["reward"][seen]) == set(rewards)
+    np.testing.assert_array_equal(again.priorities[seen], new_priority(again.data["reward"][seen]))
     assert (again.priorities[~seen] == again.data["reward"][~seen] + 1.0).all()
 
 

@@ -1,48 +1,20 @@
-"""The built-in network: layers, recurrence, and its numpy twin."""
+"""The built-in actor-critic: recurrence through episode ends, initial weights, and what is exported of them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from shoal.nets.acting import ActorPolicy
-from shoal.nets.numpy_policy import NumpyPolicy, supported
-from torch import nn
 
+from network_options import NetworkOptions, SpacePair
 from shoal.nets.actor_critic import LSTM, ActorCritic
-from shoal.nets.building import export_weights, make_network, named_tensors
-from shoal.nets.dense import Dense
+from shoal.nets.building import make_actor_critic
+from shoal.nets.weights import export_weights, named_tensors
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
+ENV = SpacePair(VECTOR, spaces.Discrete(3))
 T, B = 9, 5
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("inputs", [3, 20])
-def test_a_dense_layer_is_linear_and_activation_with_the_same_gradients(activation: str, inputs: int) -> None:
-    layer = Dense(inputs, 6, activation)
-    nn.init.normal_(layer.bias)
-    plain = nn.Sequential(nn.Linear(inputs, 6), nn.Tanh() if activation == "tanh" else nn.ReLU())
-    plain[0].load_state_dict(layer.state_dict())
-    x = torch.randn(11, inputs, requires_grad=True)
-    weight = torch.randn(11, 6)
-    torch.testing.assert_close(layer(x), plain(x))
-    found = torch.autograd.grad((layer(x) * weight).sum(), [x, *layer.parameters()])
-    expected = torch.autograd.grad((plain(x) * weight).sum(), [x, *plain.parameters()])
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("inputs", [3, 20])
-def test_a_dense_layers_gradient_agrees_with_finite_differences(inputs: int) -> None:
-    layer = Dense(inputs, 4, "tanh").double()
-    x = torch.randn(5, inputs, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(
-        lambda x, w, b: torch.func.functional_call(layer, {"weight": w, "bias": b}, (x,)),
-        (x, *[parameter.detach().requires_grad_() for parameter in layer.parameters()]),
-    )
 
 
 def test_rows_without_a_reset_inside_give_outputs_states_and_gradients_of_stepping() -> None:
@@ -96,70 +68,11 @@ def test_nothing_of_an_episode_reaches_the_next() -> None:
     assert not torch.allclose(joined[4:], second)  # the state does matter where it is kept
 
 
-@pytest.mark.parametrize(
-    ("action_space", "options"),
-    [
-        (spaces.Discrete(3), {}),
-        (spaces.Discrete(3), {"activation": "relu", "shared": False}),
-        (spaces.Discrete(3), {"hidden": ()}),
-        (spaces.MultiDiscrete([2, 3]), {}),
-        (spaces.Box(-2.0, 2.0, (3,)), {}),
-        (spaces.Box(-2.0, 2.0, (3,)), {"state_dependent_std": True}),
-    ],
-)
-@pytest.mark.parametrize("observation_space", [VECTOR, spaces.Box(0, 255, (2, 3), np.uint8)], ids=["floats", "bytes"])
-def test_the_numpy_policy_is_the_torch_policy(
-    observation_space: spaces.Box, action_space: spaces.Space[Any], options: dict[str, Any]
-) -> None:
-    torch.manual_seed(0)
-    network = ActorCritic(observation_space, action_space, **options)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    assert supported(network)
-    observation = np.stack([observation_space.sample() for _ in range(B)])
-    fast = NumpyPolicy(ActorCritic(observation_space, action_space, **options))
-    fast.load(export_weights(named_tensors(network)))
-    with torch.no_grad():
-        expected, _, _ = network(torch.from_numpy(observation)[None], {}, torch.zeros(1, B, dtype=torch.bool))
-    np.testing.assert_allclose(fast(observation), expected[0].numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_a_recurrent_policy_acts_as_its_network_in_training() -> None:
-    """Acting row by row through numpy states gives the log-probabilities that the learner finds on the batch."""
-    network = make_network(VECTOR, spaces.Discrete(3), seed=3, hidden=(8,), lstm=6)
-    policy = ActorPolicy(make_network(VECTOR, spaces.Discrete(3), seed=4, hidden=(8,), lstm=6), seed=0)
-    policy.load(export_weights(named_tensors(network)))
-    random = np.random.default_rng(0)
-    observation = random.standard_normal((T, B, 4)).astype(np.float32)
-    first = random.random((T, B)) < 0.3
-    state = policy.initial_state(B)
-    actions, log_probs = [], []
-    for t in range(T):
-        action, state, extras = policy.act(observation[t], state, first[t])
-        actions.append(action)
-        log_probs.append(extras["log_prob"])
-    parameters, _, _ = network(torch.from_numpy(observation), network.initial_state(B), torch.from_numpy(first))
-    expected = network.distribution.log_prob(parameters, torch.from_numpy(np.stack(actions)))
-    np.testing.assert_allclose(np.stack(log_probs), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_a_greedy_policy_takes_the_most_probable_action_and_draws_nothing() -> None:
-    network = make_network(VECTOR, spaces.Discrete(3), seed=3)
-    observation = np.random.default_rng(0).standard_normal((B, 4)).astype(np.float32)
-    first = np.zeros(B, np.bool_)
-    greedy = [ActorPolicy(network, seed=seed, greedy=True).act(observation, {}, first) for seed in (0, 1)]
-    parameters, _, _ = network(torch.from_numpy(observation)[None], {}, torch.from_numpy(first)[None])
-    np.testing.assert_array_equal(greedy[0][0], parameters[0].argmax(-1).numpy())
-    np.testing.assert_array_equal(greedy[0][0], greedy[1][0])
-    assert greedy[0][2] == {}
-
-
 def test_initial_weights_depend_on_the_seed_alone_and_leave_the_global_state() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    networks = [make_network(VECTOR, spaces.Discrete(3), seed=seed) for seed in (1, 1, 2)]
+    networks = [make_actor_critic(NetworkOptions(), ENV, seed) for seed in (1, 1, 2)]
     torch.testing.assert_close(torch.rand(3), expected)
     one, same, other = (named_tensors(network)["torso.0.weight"] for network in networks)
     assert torch.equal(one, same)
@@ -167,8 +80,8 @@ def test_initial_weights_depend_on_the_seed_alone_and_leave_the_global_state() -
 
 
 def test_exported_weights_are_copies() -> None:
-    network = make_network(VECTOR, spaces.Discrete(3), seed=1)
-    weights = export_weights(named_tensors(network))
+    network = make_actor_critic(NetworkOptions(), ENV, 1)
+    weights = export_weights(network)
     before = weights["torso.0.weight"].copy()
     with torch.no_grad():
         for parameter in network.parameters():

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from shoal import tree
 from shoal.errors import UserError
 from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.encoder import ImageEncoder, make_encoder, nest
+from shoal.nets.encoder import ImageEncoder, make_encoder
 
 SPACES: dict[str, spaces.Space[Any]] = {
     "vector": spaces.Box(-1.0, 1.0, (3,), np.float32),
@@ -59,7 +59,7 @@ def test_an_actor_critic_takes_every_space_time_major(name: str) -> None:
     network = ActorCritic(space, spaces.Discrete(2), hidden=(8,))
     rows = tree.map(lambda x: x.unflatten(0, (2, 3)), samples(space, 6))
     columns = tree.flatten(rows, "observation")
-    parameters, values, _ = network(nest(space, columns), {}, torch.zeros(2, 3, dtype=torch.bool))
+    parameters, values, _ = network(tree.nest(space, columns, "observation"), {}, torch.zeros(2, 3, dtype=torch.bool))
     assert parameters.shape == (2, 3, 2)
     assert values.shape == (2, 3)
 

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from network_options import NetworkOptions, SpacePair
 from shoal import tree
 from shoal.errors import UserError
 from shoal.nets.q import (
@@ -27,6 +28,7 @@ from shoal.nets.q import (
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 NESTED = spaces.Dict({"position": VECTOR, "goal": spaces.Discrete(3)})
 DISCRETE = spaces.Discrete(3)
+ENV = SpacePair(VECTOR, DISCRETE)
 T, B = 7, 4
 
 USER_CODE = """
@@ -127,8 +129,8 @@ def test_only_discrete_actions_have_q_values() -> None:
 def test_initial_weights_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    same = [make_q_network(VECTOR, DISCRETE, seed=5, hidden=(8,)) for _ in range(2)]
-    other = make_q_network(VECTOR, DISCRETE, seed=6, hidden=(8,))
+    same = [make_q_network(NetworkOptions(hidden=(8,)), ENV, 5) for _ in range(2)]
+    other = make_q_network(NetworkOptions(hidden=(8,)), ENV, 6)
     assert torch.equal(torch.random.get_rng_state(), before)
     x = rows(VECTOR, 3)
     assert torch.equal(same[0](x), same[1](x))
@@ -136,12 +138,15 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 
 
 def recurrent_networks(user: str) -> list[Any]:
-    options = {"seed": 0, "hidden": (8,), "lstm": 6, "stream": 8}
+    sizes: dict[str, Any] = {"hidden": (8,), "lstm": 6, "stream": 8}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        of_quantiles = RecurrentQNetwork(VECTOR, DISCRETE, **sizes, quantiles=5)
     return [
-        make_recurrent_q_network(VECTOR, DISCRETE, **options),
-        make_recurrent_q_network(VECTOR, DISCRETE, **options, quantiles=5),
-        make_recurrent_q_network(VECTOR, DISCRETE, **options, core=f"{user}:core"),
-        make_recurrent_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:recurrent"),
+        make_recurrent_q_network(NetworkOptions(**sizes), ENV, 0),
+        of_quantiles,
+        make_recurrent_q_network(NetworkOptions(**sizes, core=f"{user}:core"), ENV, 0),
+        make_recurrent_q_network(NetworkOptions(network=f"{user}:recurrent"), ENV, 0),
     ]
 
 
@@ -225,23 +230,23 @@ def test_previous_shifts_a_column_by_one_row() -> None:
 
 def test_the_users_feed_forward_network_is_called_as_the_built_in_one(user: str) -> None:
     x = rows(VECTOR, 5)
-    assert make_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:plain")(x).shape == (5, 3)
-    assert make_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:quantiles", quantiles=8)(x).shape == (5, 3, 8)
+    assert make_q_network(NetworkOptions(network=f"{user}:plain"), ENV, 0)(x).shape == (5, 3)
+    assert make_q_network(NetworkOptions(network=f"{user}:quantiles"), ENV, 0, quantiles=8)(x).shape == (5, 3, 8)
 
 
 def test_what_does_not_fit_is_said_in_one_sentence(user: str) -> None:
     with pytest.raises(UserError, match=r"\[2, 2\].*\[2, 3\]"):
-        make_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:wrong")
+        make_q_network(NetworkOptions(network=f"{user}:wrong"), ENV, 0)
     with pytest.raises(UserError, match=r"\[2, 3\].*\[2, 3, 8\]"):
-        make_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:plain", quantiles=8)
+        make_q_network(NetworkOptions(network=f"{user}:plain"), ENV, 0, quantiles=8)
     with pytest.raises(UserError, match="recurrent"):
-        make_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:recurrent")
+        make_q_network(NetworkOptions(network=f"{user}:recurrent"), ENV, 0)
     with pytest.raises(UserError, match="returned int"):
-        make_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:number")
+        make_q_network(NetworkOptions(network=f"{user}:number"), ENV, 0)
     with pytest.raises(UserError, match="initial_state"):
-        make_recurrent_q_network(VECTOR, DISCRETE, seed=0, network=f"{user}:plain")
+        make_recurrent_q_network(NetworkOptions(network=f"{user}:plain"), ENV, 0)
     with pytest.raises(UserError, match=r"core.*initial_state"):
-        make_recurrent_q_network(VECTOR, DISCRETE, seed=0, core=f"{user}:bad_core")
+        make_recurrent_q_network(NetworkOptions(core=f"{user}:bad_core", lstm=6), ENV, 0)
 
 
 def test_nested_observations_go_through_a_recurrent_network() -> None:

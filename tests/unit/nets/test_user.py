@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from shoal.nets.acting import ActorPolicy
 from torch import Tensor, nn
 
 from shoal.errors import UserError
 from shoal.factories import load_factory
-from shoal.nets.building import export_weights, make_network, named_tensors
 from shoal.nets.user import UserNetwork
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -112,33 +110,6 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(UserError, match=sentence):
         UserNetwork(made, VECTOR, action_space, "mine")
-
-
-def test_a_factory_is_found_by_name_and_its_network_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_network.py").write_text(
-        "import torch\n"
-        "def make(observation_space, action_space):\n"
-        "    inputs = observation_space['a'].shape[0]\n"
-        "    class Sum(torch.nn.Module):\n"
-        "        def __init__(self, outputs):\n"
-        "            super().__init__()\n"
-        "            self.linear = torch.nn.Linear(inputs, outputs)\n"
-        "        def forward(self, observation):\n"
-        "            return self.linear(observation['a'] + observation['b'])\n"
-        "    return Sum(action_space.n), Sum(1)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    space = spaces.Dict(a=VECTOR, b=VECTOR)
-    network, other = (make_network(space, spaces.Discrete(2), seed=s, network="my_network:make") for s in (0, 1))
-    policy = ActorPolicy(other, seed=0)
-    policy.load(export_weights(named_tensors(network)))
-    observation = {name: np.ones((B, 4), np.float32) * i for i, name in enumerate("ab")}
-    action, _, extras = policy.act(observation, policy.initial_state(B), np.zeros(B, np.bool_))
-    rows = {name: torch.from_numpy(x)[None] for name, x in observation.items()}
-    parameters, _, _ = network(rows, {}, torch.zeros(1, B, dtype=torch.bool))
-    expected = network.distribution.log_prob(parameters[0], torch.from_numpy(action))
-    np.testing.assert_allclose(extras["log_prob"], expected.detach().numpy(), rtol=1e-4)
 
 
 def test_a_factory_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

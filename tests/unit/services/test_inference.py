@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,10 +24,9 @@ from shoal.runtime.local.run import LocalRun
 from shoal.services.inference import InferenceServer, Replaced
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.types import Array, Columns
 from shoal.versions import number
 
-Array = npt.NDArray[Any]
-Columns = dict[str, Array]
 Outcome = tuple[Array, Array, Array]
 OLDEST = 100  # the first version; the weights are versions - OLDEST
 ROWS = 3  # per block
@@ -47,7 +45,7 @@ class Witness:
     def load(self, weights: Columns) -> None:
         self.weights = int(weights["weights"][0])
 
-    def place(self, environments: Array) -> None:
+    def set_environments(self, environments: Array) -> None:
         self.environments = environments
 
     def act(self, observation: Array, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
@@ -108,7 +106,7 @@ class World:
             lambda seed: self.policy,
             {"items": rollout(1)},
             ROWS,
-            self.replay,
+            [self.replay],
             self.weights,
             self.metrics,
             max_batch=max_batch,
@@ -218,6 +216,8 @@ def check_rows(replay: Replay, lives: list[Life]) -> None:
             np.testing.assert_array_equal(data["terminated"][0, at], terminated)
             np.testing.assert_array_equal(data["valid"][0, at], valid)
             np.testing.assert_array_equal(data["observation"][1, at, 1], row + 1)
+            for name, before in zip(("who", "steps", "last_weights"), action[:, 1:4].T):
+                np.testing.assert_array_equal(data[f"state/{name}"][at], before)  # from before the row, not after it
 
 
 def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone() -> None:
@@ -320,7 +320,12 @@ def test_impala_learns_from_central_actors(runtime: Any, servers: int) -> None:
         else:
             raise AssertionError("the learner has not finished")
         assert number(run.client(Handle("weights")).version()) == 3
-        nodes = run.client(Handle("metrics")).snapshot()["nodes"]
+        names, metrics = {f"inference/{index}" for index in range(servers)}, run.client(Handle("metrics"))
+        for _ in range(100):  # until every server has reported
+            counts = {name: node["counts"] for name, node in metrics.snapshot()["nodes"].items() if name in names}
+            if all(counts.get(name, {}).get("inference_environments") for name in names):
+                break
+            run.wait(0.1)
+        else:
+            raise AssertionError(f"not every server has answered: {counts}")
         assert run.supervisor.restarts.total() == 0
-    for index in range(servers):
-        assert nodes[f"inference/{index}"]["counts"]["inference_environments"] > 0

@@ -1,28 +1,25 @@
-"""Who acts for which environments: places in the run, local and central, and priorities that travel with items."""
+"""Which environments of a run a policy acts for, beside its actor or central, and the first priorities it gives."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from shoal.acting import Placed, Prioritizing, Recorder, Sender
+from shoal.acting import GivesPriorities, PerEnvironment, Recorder, Sender
 from shoal.replay import Replay, Table, n_step
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.types import Array, Columns
 
-Array = npt.NDArray[Any]
-Columns = dict[str, Array]
 PATTERN = {"items": n_step(1, 0.9, following=("observation", "guess"))}
 
 
 class Plain:
-    """Acts, and knows nothing of places and priorities."""
+    """Acts, and knows nothing of environments and priorities."""
 
     def initial_state(self, count: int) -> Columns:
         return {}
@@ -33,12 +30,12 @@ class Plain:
         return np.zeros(len(observation), np.int64), state, {"guess": observation[:, 0] * 10}
 
 
-class Placing(Plain):
+class Numbered(Plain):
     """Acts with the number of each environment; items are worth what was guessed for the row after them."""
 
     priority_columns = transient = ("guess",)
 
-    def place(self, environments: Array) -> None:
+    def set_environments(self, environments: Array) -> None:
         self.environments = environments
 
     def act(self, observation: Array, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
@@ -65,10 +62,10 @@ def replay() -> Replay:
 
 
 def test_a_policy_may_give_items_their_first_priorities() -> None:
-    policy, table = Placing(), replay()
-    assert isinstance(policy, Prioritizing)
-    policy.place(np.arange(2))
-    rows(Recorder(policy, 2, 2, Sender(policy, table, PATTERN, "actor")), 5)
+    policy, table = Numbered(), replay()
+    assert isinstance(policy, GivesPriorities)
+    policy.set_environments(np.arange(2))
+    rows(Recorder(policy, 2, 2, Sender(policy, [table], PATTERN, "actor")), 5)
     sample = table.sample("items", 8)
     np.testing.assert_array_equal(sample.priorities, 10 * (sample.data["observation"][:, 0] + 1))
     assert "guess" not in sample.data
@@ -76,9 +73,9 @@ def test_a_policy_may_give_items_their_first_priorities() -> None:
 
 def test_a_policy_without_priorities_stores_all_it_gives() -> None:
     policy, table = Plain(), replay()
-    assert not isinstance(policy, Prioritizing)
-    assert not isinstance(policy, Placed)
-    rows(Recorder(policy, 2, 2, Sender(policy, table, PATTERN, "actor")), 5)
+    assert not isinstance(policy, GivesPriorities)
+    assert not isinstance(policy, PerEnvironment)
+    rows(Recorder(policy, 2, 2, Sender(policy, [table], PATTERN, "actor")), 5)
     sample = table.sample("items", 8)
     np.testing.assert_array_equal(sample.priorities, np.ones(8))
     np.testing.assert_array_equal(sample.data["guess"], 10 * sample.data["observation"][:, 0])
@@ -96,10 +93,10 @@ def server() -> Iterator[InferenceServer]:
     weights = WeightStore()
     weights.publish({}, 0)
     server = InferenceServer(
-        lambda seed: Placing(),
+        lambda seed: Numbered(),
         PATTERN,
         2,
-        replay(),
+        [replay()],
         weights,
         Metrics(),
         max_batch=5,

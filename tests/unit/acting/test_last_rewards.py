@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal import envs
 from shoal.acting import Recorder, Sender
@@ -15,9 +13,8 @@ from shoal.replay import Replay, Table, sequence
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.types import Array, Columns
 
-Array = npt.NDArray[Any]
-Columns = dict[str, Array]
 COUNT = 2
 PATTERN = {"items": sequence(1)}
 
@@ -64,7 +61,7 @@ def make_replay() -> Replay:
 
 def test_a_recorder_tells_the_last_rewards_and_stores_them_where_items_begin() -> None:
     policy, replay = Told(), make_replay()
-    recorder = Recorder(policy, COUNT, 2, Sender(policy, replay, PATTERN, "actor"))
+    recorder = Recorder(policy, COUNT, 2, Sender(policy, [replay], PATTERN, "actor"))
     for row in range(len(EXPECTED)):
         recorder.act(np.zeros((COUNT, 1), np.float32))
         recorder.result(*outcome(row))
@@ -90,7 +87,7 @@ def test_an_inference_server_tells_each_environments_last_rewards() -> None:
     weights.publish({}, 0)
     policy = Told()
     server = InferenceServer(
-        lambda seed: policy, PATTERN, 2, make_replay(), weights, Metrics(), max_batch=COUNT, max_wait=0.0
+        lambda seed: policy, PATTERN, 2, [make_replay()], weights, Metrics(), max_batch=COUNT, max_wait=0.0
     )
     last = None
     for row in range(len(EXPECTED)):
