@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from shoal.errors import UserError
 from shoal.services.gradients import GradientClient, GradientServer
+from shoal.sync import sign_of_life
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Local:
 
         A loss or gradient that is not finite is refused: parameters and moments keep their values.
         """
+        sign_of_life()  # an update of many minibatches may take long
         gradient = flat_gradient(loss, self.parameters)
         with torch.no_grad():
             gradient, loss = self._reduce(gradient, loss.detach(), count)

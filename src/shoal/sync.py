@@ -21,7 +21,18 @@ class Scheduler(Protocol):
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool: ...
 
 
+class Activity:
+    """What the thread that drives a node is doing, for another thread to see."""
+
+    def __init__(self) -> None:
+        self.driving = False
+        self.steps = 0  # completed
+        self.signs = 0  # of life in between
+        self.waiting = 0  # for others, or for time to pass
+
+
 class _Local(threading.local):
+    activity: Activity | None = None
     scheduler: Scheduler | None = None  # a class attribute is found faster than a missing one
     cores: frozenset[int] = frozenset()  # that this thread could run on before it was kept to one
     when_released: Callable[[], None] | None = None
@@ -37,6 +48,32 @@ def scheduler() -> Scheduler | None:
 
 def set_scheduler(value: Scheduler | None) -> None:
     _local.scheduler = value
+
+
+def set_activity(value: Activity | None) -> None:
+    """Have what this thread does written down there."""
+    _local.activity = value
+
+
+def sign_of_life() -> None:
+    """Something got done: a long step that goes on like this does not hang."""
+    activity = _local.activity
+    if activity is not None:
+        activity.signs += 1
+
+
+class waiting:
+    """Within this context the thread waits for others: it does not hang, however long that takes."""
+
+    def __enter__(self) -> None:
+        self._activity = _local.activity
+        if self._activity is not None:
+            self._activity.waiting += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._activity is not None:
+            self._activity.waiting -= 1
+            self._activity.signs += 1
 
 
 def monotonic() -> float:
@@ -101,7 +138,8 @@ class Condition:
         """Wait until `predicate()` holds; False when `timeout` seconds passed first. Call with the lock held."""
         current = scheduler()
         if current is None:
-            return self._condition.wait_for(predicate, timeout)
+            with waiting():
+                return self._condition.wait_for(predicate, timeout)
         return current.wait_for(predicate, timeout, why)
 
     def notify_all(self) -> None:
@@ -113,6 +151,7 @@ def sleep(seconds: float) -> None:
     """Let `seconds` pass."""
     current = scheduler()
     if current is None:
-        time.sleep(seconds)
+        with waiting():
+            time.sleep(seconds)
     else:
         current.wait_for(lambda: False, seconds, f"{seconds:.3g} s to pass")

@@ -33,7 +33,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
     "acting": ("functional nets program replay tree versions", "torch numpy"),
     "services": ("acting buffers errors program replay sync tree versions", "torch numpy"),
-    "optim": ("errors services", "torch"),
+    "optim": ("errors services sync", "torch"),
     "loops": (
         "acting batches envs errors factories nets optim program replay services state sync tree versions",
         "torch numpy",

@@ -29,7 +29,6 @@ from shoal.versions import NONE
 TICK = 0.1  # seconds between two looks at the run
 ROW_EVERY = 1.0  # seconds between two rows of metrics
 METRICS, WEIGHTS, LEARNER, EVALUATOR = Handle("metrics"), Handle("weights"), Handle("learner"), Handle("evaluator")
-USER_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
 
 
 def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
@@ -323,11 +322,7 @@ def last_weights(run: Run, reached: bool) -> Weights:
 
 def user_error(failure: Exception) -> str | None:
     """The sentence of a `UserError` that was raised inside a node."""
-    traceback = failure.traceback if isinstance(failure, RunFailed) else None
-    for text in (traceback or "").strip().splitlines()[::-1]:
-        if text.startswith(USER_ERROR):
-            return text.removeprefix(USER_ERROR)
-    return None
+    return failure.user_error if isinstance(failure, RunFailed) else None
 
 
 def _below(traceback: str | None) -> str:

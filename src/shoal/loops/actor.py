@@ -13,6 +13,7 @@ from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
+from shoal.sync import sign_of_life
 from shoal.types import Columns
 from shoal.versions import NONE, updates_between
 
@@ -29,6 +30,7 @@ class EnvRunner:
     def step(self, action: Any) -> Step:
         self.report.lap("inference")
         outcome = self.envs.step(action)
+        sign_of_life()
         self.observation = outcome.observation
         self._steps += int(outcome.valid.sum())
         self.report.lap("environment")

@@ -11,7 +11,7 @@ from shoal.envs import Envs
 from shoal.program import current
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
-from shoal.sync import monotonic, sleep
+from shoal.sync import monotonic, sign_of_life, sleep
 from shoal.types import Columns
 from shoal.versions import NONE, number
 
@@ -33,6 +33,7 @@ def evaluate(envs: Envs, policy: Policy, episodes: int) -> list[float]:
         while running.any():
             action, state, _ = policy.act(observation, state, first)
             outcome = envs.step(action)
+            sign_of_life()
             state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))
             total += np.where(running, outcome.reward, 0.0)
             running &= ~(outcome.terminated | outcome.truncated)

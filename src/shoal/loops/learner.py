@@ -85,6 +85,7 @@ class LearnerLoop:
         self._device = torch.device(device)
         self._leads = rank == 0
         self._updates = 0
+        self.progress = 0  # updates applied in this life; the supervisor asks for it
         self._refused = 0
         self._next_snapshot = 0.0
         self._report = Reporter(metrics)
@@ -209,6 +210,7 @@ class LearnerLoop:
     def _check_applied(self, applied: bool) -> None:
         """Give up when too many updates in a row were refused."""
         if applied:
+            self.progress += 1
             self._refused = 0
             return
         self._refused += 1

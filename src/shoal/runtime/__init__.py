@@ -25,6 +25,9 @@ class Run(Protocol):
     def finished(self, handle: Any) -> bool:
         """Whether the node's `step` has returned False."""
 
+    def replace(self, name: str, reason: str) -> None:
+        """Kill a node's process and start it again by the rules for a lost one."""
+
     def pids(self) -> dict[str, int]:
         """The nodes' processes, where each has one of its own."""
 

@@ -7,14 +7,20 @@ import ctypes
 import os
 import random
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from shoal.program import Context, set_current
+from shoal import sync
+from shoal.errors import UserError
+from shoal.program import Context, NodeDied, set_current
+from shoal.runtime.supervised import Lost
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+BEAT = 1.0  # seconds between two signs of life
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -49,15 +55,69 @@ def prepare(context: Context, threads: int = 1) -> None:
         torch.manual_seed(context.seed)
 
 
-def drive(target: Any, stopping: Callable[[], bool]) -> None:
-    """Call `step` until it returns False or the run stops. An error while stopping is the stop's own doing."""
-    try:
-        while not stopping():
-            if target.step() is False:
-                break
-    except Exception:
-        if not stopping():
-            raise
+class Heart:
+    """Tells of a node's life from a thread of its own: steps completed, and how long its code is in one of them."""
+
+    def __init__(self) -> None:
+        self._activity = sync.Activity()
+        self._target: Any = None
+        self._seen = (0, 0)
+        self._busy = 0.0
+        self._looked = time.monotonic()
+
+    def drive(self, target: Any, stopping: Callable[[], bool]) -> bool:
+        """Call `step`, where there is one, until it returns False: True then, and False when the run stops. An error
+        while stopping is the stop's own doing."""
+        activity, self._target = self._activity, target
+        if not callable(getattr(target, "step", None)):
+            return False
+        sync.set_activity(activity)
+        activity.driving = True
+        try:
+            while not stopping():
+                if target.step() is False:
+                    return True
+                activity.steps += 1
+        except Exception:
+            if not stopping():
+                raise
+        finally:
+            activity.driving = False
+            sync.set_activity(None)
+        return False
+
+    @property
+    def progress(self) -> int | None:
+        """How far the node has got: what it says itself (`progress`), else its steps; None when it makes none."""
+        if self._target is None:
+            return 0
+        if not hasattr(self._target, "step"):
+            return None
+        return int(getattr(self._target, "progress", self._activity.steps))
+
+    def beat(self, period: float = BEAT) -> tuple[int | None, float]:
+        """(progress, busy): to be called every `period` seconds. Time in which this process stood still does not count,
+        and neither does time that the node waits for others."""
+        now, activity = time.monotonic(), self._activity
+        seen = (activity.steps, activity.signs)
+        if activity.driving and not activity.waiting and seen == self._seen:
+            self._busy += min(now - self._looked, 2 * period)
+        else:
+            self._busy = 0.0
+        self._looked, self._seen = now, seen
+        return self.progress, self._busy
+
+
+def failure(name: str, error: BaseException, progress: int | None) -> Lost:
+    """What a node tells of the error that ends it."""
+    return Lost(
+        name,
+        "raised " + "".join(traceback.format_exception_only(error)).splitlines()[0],
+        "".join(traceback.format_exception(error)),
+        secondary=isinstance(error, NodeDied),
+        user_error=str(error) if isinstance(error, UserError) else None,
+        progress=progress,
+    )
 
 
 def close(target: Any) -> None:

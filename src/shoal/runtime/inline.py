@@ -12,7 +12,6 @@ import collections
 import contextlib
 import pickle
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +19,10 @@ from typing import Any
 import cloudpickle
 
 from shoal import sync
-from shoal.program import Client, Context, Handle, Node, NodeDied, Program, current, node_seed, public, set_current
+from shoal.program import Client, Context, Handle, Node, NodeDied, Program, current, public, set_current
 from shoal.runtime import host
 from shoal.runtime.supervise import Supervisor
+from shoal.runtime.supervised import Event, Finished, Supervision
 
 TICK = 1e-3  # virtual seconds a step takes
 
@@ -254,17 +254,13 @@ class InlineRun:
         self.program = program
         self.baton = Baton()
         self.supervisor = supervisor or Supervisor()
-        self.supervisor.clock = self.baton.monotonic
-        self._seed = seed
+        self._supervision = Supervision(program, self, self.supervisor, seed, self.baton.monotonic)
         self._targets: dict[str, Any] = {}
         self._contexts: dict[str, Context] = {}
-        self._finished: set[str] = set()
-        self._lost: collections.deque[tuple[Node, BaseException]] = collections.deque()
-        self._due: dict[str, float] = {}
+        self._told: list[Event] = []
         self._gone: set[str] = set()  # lost and not started again yet
         self._turns_seen = -1
-        for node in program.nodes.values():
-            self._start(node)
+        self._supervision.start_all()
 
     # ---- using it
 
@@ -275,22 +271,18 @@ class InlineRun:
     def wait(self, seconds: float) -> None:
         """Drive the nodes for `seconds` of virtual time."""
         with self.baton.driving():
-            deadline = self.baton.now + seconds
-            while self.baton.now < deadline:
-                nearest = min([deadline, *self._due.values()])
-                self.baton.wait_for(lambda: bool(self._lost), nearest - self.baton.now, "the run")
-                while self._lost:
-                    self._judge(*self._lost.popleft())
-                for name in [name for name, due in self._due.items() if due <= self.baton.now]:
-                    del self._due[name]
-                    self._start(self.program.nodes[name])
-        stuck = [] if self._due or self._finished else self.baton.stuck()
+            self._supervision.wait(seconds)
+        stuck = [] if self._supervision.restarting() or self._supervision.finished else self.baton.stuck()
         if stuck and self.baton.turns == self._turns_seen:
             raise Deadlock(deadlock_report(stuck))
         self._turns_seen = self.baton.turns
 
     def finished(self, handle: Any) -> bool:
-        return handle.name in self._finished
+        return handle.name in self._supervision.finished
+
+    def replace(self, name: str, reason: str) -> None:
+        """Nodes share a process here: none can be killed."""
+        raise RuntimeError(f"node {name!r} cannot be replaced on the inline runtime ({reason})")
 
     def pids(self) -> dict[str, int]:
         return {}
@@ -307,16 +299,25 @@ class InlineRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- nodes
+    # ---- what the supervision asks for
 
-    def _start(self, node: Node) -> None:
-        restarts = self.supervisor.restarts[node.name]
-        context = Context(node.name, node_seed(self._seed, node.name, restarts), restarts)
+    beats = 0.0
+
+    def hear(self, timeout: float) -> list[Event]:
+        """Drive the nodes until one of them ends."""
+        self.baton.wait_for(lambda: bool(self._told), timeout, "the run")
+        events, self._told = self._told, []
+        return events
+
+    def kill(self, name: str) -> None:
+        raise RuntimeError(f"node {name!r} cannot be killed: it shares its process with the others")
+
+    def start(self, node: Node, context: Context) -> None:
         self._contexts[node.name] = context
-        self.supervisor.started(node.name)
         self._gone.discard(node.name)
 
         def body() -> None:
+            steps = 0
             try:
                 host.prepare(context)
                 target = node.build(lambda callee: self._client(node.name, callee))
@@ -324,24 +325,20 @@ class InlineRun:
                 if not callable(getattr(target, "step", None)):
                     return
                 while target.step() is not False:
+                    steps += 1
                     self.baton.yield_turn()
-                self._finished.add(node.name)
+                self._told.append(Finished(node.name))
             except Exception as error:
-                host.close_quietly(self._targets.pop(node.name, None))
+                target = self._targets.pop(node.name, None)
+                host.close_quietly(target)
                 self._gone.add(node.name)
                 self.baton.lose(node.name)
-                self._lost.append((node, error))
+                self._told.append(host.failure(node.name, error, int(getattr(target, "progress", steps))))
 
         self.baton.spawn(node.name, body)
 
     def _client(self, caller: str, callee: str) -> Client:
         return Client(callee, _Calls(self, callee), _Futures(self, caller, callee))
-
-    def _judge(self, node: Node, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(error))
-        reason = f"raised {text.strip().splitlines()[-1]}"
-        wait = self.supervisor.lost(node, reason, text, secondary=isinstance(error, NodeDied))
-        self._due[node.name] = self.baton.now + wait
 
     def call(self, callee: str, method: str, args: Any, kwargs: Any, future: _InlineFuture) -> None:
         caller, task = current(), self.baton.holder

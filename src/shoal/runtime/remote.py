@@ -7,14 +7,22 @@ import pickle
 import queue
 import sys
 import threading
-import traceback
+from dataclasses import dataclass
 from typing import Any
 
-from shoal.program import Client, Context, Node, NodeDied
+from shoal.program import Client, Context, Node
 from shoal.runtime import host
 from shoal.runtime.endpoints import Endpoint, Listener, connect
 from shoal.runtime.local.rpc import LocalLane, serve
 from shoal.runtime.local.transport import Connection
+from shoal.runtime.supervised import Beat, Event, Finished
+
+BEAT = 5.0  # seconds between two signs of life: each costs a call by Ray
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The last thing that a node tells."""
 
 
 class RemoteNode:
@@ -25,13 +33,14 @@ class RemoteNode:
     def __init__(self, secret: bytes, path: list[str]) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
         self._secret = secret
-        self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | Stopped] = queue.SimpleQueue()
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}
         self._connected = threading.Event()
         self._built = threading.Event()
         self._stopping = threading.Event()
         self._target: Any = None
         self._context = Context()
+        self._heart = host.Heart()
 
     def listen(self, host_address: str) -> tuple[str, Endpoint, int]:
         listener = Listener(self._secret, host_address, self._serve)
@@ -42,8 +51,9 @@ class RemoteNode:
         self._lanes = {callee: make_lanes(callee, endpoint, self._secret) for callee, endpoint in callees.items()}
         self._connected.set()
         threading.Thread(target=self._live, args=(node,), name=context.name, daemon=True).start()
+        threading.Thread(target=self._give_signs, name="heart", daemon=True).start()
 
-    def event(self) -> tuple[Any, ...]:
+    def event(self) -> Event | Stopped:
         """The next thing the driver should know; waits for it."""
         return self._events.get()
 
@@ -67,18 +77,21 @@ class RemoteNode:
             host.prepare(self._context)  # after unpickling has imported torch, or not
             self._target = node.build(lambda name: Client(name, *self._lanes[name]))
             self._built.set()
-            if callable(getattr(self._target, "step", None)):
-                host.drive(self._target, self._stopping.is_set)
-                if not self._stopping.is_set():
-                    self._events.put(("finished",))
+            if self._heart.drive(self._target, self._stopping.is_set):
+                self._events.put(Finished(node.name))
             self._stopping.wait()
             host.close(self._target)
         except Exception as error:
             if not self._stopping.is_set():
-                text = "".join(traceback.format_exception(error))
                 host.close_quietly(self._target)
-                self._events.put(("failed", text, isinstance(error, NodeDied)))
-        self._events.put(("stopped",))
+                self._events.put(host.failure(self._context.name, error, self._heart.progress))
+        self._events.put(Stopped())
+
+    def _give_signs(self) -> None:
+        while not self._stopping.wait(BEAT):
+            beat = Beat(self._context.name, *self._heart.beat(BEAT))
+            if self._events.empty():  # the driver listens
+                self._events.put(beat)
 
     def _serve(self, connection: Connection) -> None:
         self._built.wait()

@@ -1,4 +1,4 @@
-"""What happens when a node is lost: pure decisions, the same on every runtime."""
+"""What happens when a node is lost or hangs: pure decisions, the same on every runtime."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from shoal.program import Node
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0  # seconds
-HEALTHY = 10.0  # a node that ran this long has recovered: its failures are no longer "in a row"
+HEALTHY = 10.0  # seconds after which the next loss is not a quick one: the backoff begins anew
+HANG_SECONDS = 30.0
 
 
 class RunFailed(RuntimeError):
-    """The run cannot go on. `node` is the one that was lost; `traceback` is its own, when it raised."""
+    """The run cannot go on. `node` is the one that was lost; `traceback` is its own, when it raised; `user_error` is
+    the sentence of a `UserError` that it raised."""
 
-    def __init__(self, node: str, reason: str, traceback: str | None = None) -> None:
+    def __init__(self, node: str, reason: str, traceback: str | None = None, user_error: str | None = None) -> None:
         super().__init__(reason)
-        self.node, self.traceback = node, traceback
+        self.node, self.traceback, self.user_error = node, traceback, user_error
 
 
 @dataclass(frozen=True)
@@ -31,42 +33,77 @@ class Loss:
     restarts: int
 
 
+@dataclass(frozen=True)
+class Hang:
+    """A node that lives and does nothing, as it is shown and written to the run's record."""
+
+    node: str
+    seconds: float
+    reason: str
+    replaced: bool
+
+
 @dataclass
 class Supervisor:
-    """Decides whether a lost node is started again, and when."""
+    """Decides whether a lost node is started again, and when.
+
+    A run gives up when one node is lost more than `max_failures` times without having got anywhere in between: it has
+    completed no step, or, where it has none to complete, has not lived for `HEALTHY` seconds.
+    """
 
     max_failures: int = 5
     on_loss: Callable[[Loss], None] = lambda loss: None
+    on_hang: Callable[[Hang], None] = lambda hang: None
+    hang_seconds: float | None = HANG_SECONDS  # without a sign of life; None or 0: nobody looks
+    interrupted: Callable[[], bool] = lambda: False  # asked between two nodes that are started: no further one is
     clock: Callable[[], float] = time.monotonic
     restarts: Counter[str] = field(default_factory=Counter)
-    _in_a_row: Counter[str] = field(default_factory=Counter)
+    _in_a_row: Counter[str] = field(default_factory=Counter)  # losses without progress
+    _quick: Counter[str] = field(default_factory=Counter)  # losses after short lives
     _started: dict[str, float] = field(default_factory=dict)
     _shown: set[str] = field(default_factory=set)
 
     def started(self, name: str) -> None:
         self._started[name] = self.clock()
 
-    def lost(self, node: Node, reason: str, traceback: str | None = None, secondary: bool = False) -> float:
+    def lost(
+        self,
+        node: Node,
+        reason: str,
+        traceback: str | None = None,
+        secondary: bool = False,
+        *,
+        user_error: str | None = None,
+        progress: int | None = None,
+    ) -> float:
         """Seconds to wait before the node is started again; raises `RunFailed` when the run must end.
 
-        `secondary`: the node failed only because another one was lost, which will be judged by itself.
+        `secondary`: the node failed only because another one was lost, which is judged by itself. `user_error`: what
+        the user got wrong, which a restart does not mend. `progress`: the steps that it has completed in this life;
+        None where it has none to complete.
         """
         name = node.name
+        if user_error is not None:
+            raise RunFailed(name, user_error, traceback, user_error)
         if not node.restart:
             raise RunFailed(name, f"node {name!r} {reason}; the run cannot go on without it", traceback)
-        if self.clock() - self._started.get(name, 0.0) >= HEALTHY:
+        lived_long = self.clock() - self._started.get(name, 0.0) >= HEALTHY
+        if lived_long:
+            self._quick[name] = 0
+        if lived_long if progress is None else progress > 0:
             self._in_a_row[name] = 0
-        self._in_a_row[name] += 1
+        self._quick[name] += 1
         self.restarts[name] += 1
-        if self._in_a_row[name] > self.max_failures and not secondary:
-            count = self._in_a_row[name]
-            raise RunFailed(name, f"node {name!r} {reason}, {count} times in a row; giving up", traceback)
         if not secondary:
+            self._in_a_row[name] += 1
+            count = self._in_a_row[name]
+            if count > self.max_failures:
+                raise RunFailed(name, f"node {name!r} {reason}, {count} times in a row; giving up", traceback)
             shown = None if traceback is None or _kind(traceback) in self._shown else traceback
             if shown:
                 self._shown.add(_kind(shown))
             self.on_loss(Loss(name, reason, shown, self.restarts[name]))
-        return float(min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (self._in_a_row[name] - 1)))
+        return float(min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (self._quick[name] - 1)))
 
 
 def _kind(traceback: str) -> str:

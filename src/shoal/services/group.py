@@ -141,7 +141,8 @@ class Member:
             return torch.from_numpy(self._group.sum(self.generation, self.rank, values.cpu().numpy())).to(values.device)
         total = values.clone()
         try:
-            distributed.all_reduce(total)
+            with sync.waiting():
+                distributed.all_reduce(total)
         except RuntimeError as error:
             raise PeerLost(f"learner {self.rank} lost the others: {str(error).splitlines()[0]}") from error
         return total

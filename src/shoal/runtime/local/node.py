@@ -11,14 +11,15 @@ import signal
 import socket
 import sys
 import threading
-import traceback
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.program import Client, Context, Node, NodeDied
+from shoal.program import Client, Context, Node
 from shoal.runtime import host
 from shoal.runtime.local.rpc import LocalLane, serve
 from shoal.runtime.local.transport import Closed, Connection
+from shoal.runtime.supervised import Beat, Event, Finished
 
 GRACE = 3.0  # seconds a node may take to end by itself
 
@@ -45,6 +46,7 @@ class NodeProcess:
         self._stopping = threading.Event()
         self._target: Any = None
         self._context = Context()
+        self._heart = host.Heart()
 
     def run(self) -> None:
         (_, start), fds = self._control.receive()
@@ -53,19 +55,16 @@ class NodeProcess:
             threading.Thread(target=self._listen, daemon=True, name="control").start()
             self._target = node.build(self._client)
             self._built.set()
-            self._tell("ready")
-            if callable(getattr(self._target, "step", None)):
-                host.drive(self._target, self._stopping.is_set)
-                if not self._stopping.is_set():
-                    self._tell("finished")
+            if self._heart.drive(self._target, self._stopping.is_set):
+                self._tell(Finished(node.name))
             self._stopping.wait()
             host.close(self._target)
         except Exception as error:
             if not self._stopping.is_set():
-                text = "".join(traceback.format_exception(error))
+                loss = host.failure(start.context.name, error, self._heart.progress)
                 threading.Timer(GRACE, os._exit, (1,)).start()
                 host.close_quietly(self._target)  # environments may have started processes of their own
-                self._tell("failed", text, isinstance(error, NodeDied))
+                self._tell(loss)
                 sys.stderr.flush()
                 os._exit(1)
         sys.stdout.flush()
@@ -95,17 +94,22 @@ class NodeProcess:
             return make(client, fd)
         return client
 
-    def _tell(self, *message: Any) -> None:
+    def _tell(self, event: Event) -> None:
         with self._sending:
             try:
-                self._control.send(message)
+                self._control.send(event)
             except Closed:
                 os._exit(1)
 
     def _listen(self) -> None:
-        """Follow the parent's orders. When the parent is gone, so is this process."""
+        """Follow the parent's orders, and give signs of life. When the parent is gone, so is this process."""
+        next_beat = 0.0
         while True:
             try:
+                if not self._control.ready(max(0.0, next_beat - time.monotonic())):
+                    next_beat = time.monotonic() + host.BEAT
+                    self._beat()
+                    continue
                 message, fds = self._control.receive()
             except Closed:
                 os._exit(1)
@@ -123,6 +127,12 @@ class NodeProcess:
                     for lanes in self._lanes.values():
                         for lane in lanes:
                             lane.hang_up()  # wakes a step that waits for an answer
+
+    def _beat(self) -> None:
+        """Where the parent has not listened for long, it goes without: nothing here may wait for it."""
+        beat = Beat(self._context.name, *self._heart.beat())
+        if self._control.writable():
+            self._tell(beat)
 
     def _serve(self, fd: int) -> None:
         self._built.wait()

@@ -63,7 +63,8 @@ class LocalLane:
                 raise NodeDied(self._dead)
             self._pending.append(future)
             try:
-                self._connection.send((method, args, kwargs), while_full=self.drain)
+                with sync.waiting():
+                    self._connection.send((method, args, kwargs), while_full=self.drain)
             except Closed:
                 self._die()
                 raise NodeDied(self._dead) from None
@@ -102,7 +103,7 @@ class LocalLane:
             self._receiving.release()
 
     def read_until(self, future: LaneFuture) -> None:
-        with self._receiving:
+        with sync.waiting(), self._receiving:
             while not future.ready:
                 self._receive()
 

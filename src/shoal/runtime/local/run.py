@@ -13,12 +13,14 @@ from typing import Any
 
 import cloudpickle
 
-from shoal.program import Client, Context, Handle, Node, Program, node_seed
+from shoal.program import Client, Context, Handle, Node, Program
+from shoal.runtime.host import BEAT
 from shoal.runtime.local.node import GRACE, Start
 from shoal.runtime.local.rpc import LocalLane
 from shoal.runtime.local.transport import HAS_MEMFD, Closed, Connection, pair
 from shoal.runtime.local.zygote import CAN_FORK, Launcher, Spawner, Zygote
 from shoal.runtime.supervise import RunFailed, Supervisor
+from shoal.runtime.supervised import Event, Lost, Supervision
 
 MAIN = "main"
 _warm: list[Zygote] = []
@@ -41,8 +43,7 @@ class Process:
     node: Node
     pid: int
     control: Connection
-    failure: tuple[str, bool] | None = None  # traceback, and whether it only suffered another node's death
-    finished: bool = False
+    failure: Lost | None = None  # what it told before it ended
 
 
 class LocalRun:
@@ -59,9 +60,9 @@ class LocalRun:
     ) -> None:
         self.program = program
         self.supervisor = supervisor or Supervisor()
-        self._seed, self._threads = seed, threads
+        self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
+        self._threads = threads
         self._processes: dict[str, Process] = {}
-        self._due: dict[str, float] = {}  # nodes to start again, and when
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
         self._boards: dict[str, int] = {}
         self._launcher: Launcher = (_warm.pop() if _warm else Zygote()) if fork and CAN_FORK else Spawner()
@@ -69,8 +70,7 @@ class LocalRun:
             for node in program.nodes.values():
                 if HAS_MEMFD and hasattr(node.factory, "shared_client"):
                     self._boards[node.name] = os.memfd_create(f"shoal-{node.name}", os.MFD_CLOEXEC)
-            for node in program.nodes.values():
-                self._start(node)
+            self._supervision.start_all()
         except BaseException:
             self.close()
             raise
@@ -91,29 +91,15 @@ class LocalRun:
 
     def wait(self, seconds: float) -> None:
         """Let the run go on for `seconds`, restarting what may be lost; `RunFailed` when it cannot go on."""
-        deadline = time.monotonic() + seconds
-        while True:
-            now = time.monotonic()
-            for name in [name for name, due in self._due.items() if due <= now]:
-                del self._due[name]
-                self._start(self.program.nodes[name])
-            nearest = min([deadline, *self._due.values()])
-            poll = select.poll()
-            live = {process.control.fileno(): process for process in self._processes.values()}
-            for fd in live:
-                poll.register(fd, select.POLLIN)
-            events = poll.poll(max(0.0, nearest - now) * 1e3)
-            lost = [process for process in (live[fd] for fd, _ in events) if not self._listen(process)]
-            # a service's death makes its callers fail: judge the cause first
-            for process in sorted(lost, key=lambda process: process.node.restart):
-                self._lose(process)
-            if time.monotonic() >= deadline:
-                return
+        self._supervision.wait(seconds)
 
     def finished(self, handle: Any) -> bool:
         """Whether a node's `step` returned False."""
-        process = self._processes.get(handle.name)
-        return process is not None and process.finished
+        return handle.name in self._supervision.finished
+
+    def replace(self, name: str, reason: str) -> None:
+        """Kill a node and have it started again like one that was lost."""
+        self._supervision.replace(name, reason)
 
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
@@ -125,9 +111,9 @@ class LocalRun:
             except Closed:
                 pass
         deadline = time.monotonic() + GRACE + 1.0
-        for process in self._processes.values():
+        for process in list(self._processes.values()):
             while process.control.ready(max(0.0, deadline - time.monotonic())):
-                if not self._listen(process):
+                if isinstance(self._listen(process), Lost):
                     break
             else:
                 self._launcher.kill(process.pid)
@@ -148,21 +134,22 @@ class LocalRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- starting and connecting
+    # ---- what the supervision asks for
 
-    def _start(self, node: Node) -> None:
+    beats = BEAT
+
+    def start(self, node: Node, context: Context) -> None:
         ours, theirs = pair()
         pid = self._launcher.start(node.name, theirs)
         theirs.close()
         control = Connection(ours, shared=False)
-        restarts = self.supervisor.restarts[node.name]
         self._processes[node.name] = Process(node, pid, control)
         callees = node.callees()
         fds = [self._serve(node.name, callee).detach() for callee in callees for _ in range(2)]
         boards = {callee: self._board_client(callee) for callee in callees if callee in self._boards}
         message = Start(
             node=cloudpickle.dumps(node, protocol=pickle.HIGHEST_PROTOCOL),
-            context=Context(node.name, node_seed(self._seed, node.name, restarts), restarts),
+            context=context,
             callees=callees,
             boards=boards,
             path=sys.path,
@@ -171,12 +158,38 @@ class LocalRun:
         try:
             control.send(("start", message), fds + [self._boards[callee] for callee in boards])
         except Closed:
-            pass  # it died at once: `wait` will find out
+            pass  # it died at once: that will be heard
         for fd in fds:
             os.close(fd)
-        if restarts:
+        if context.restarts:
             self._reconnect(node.name)
-        self.supervisor.started(node.name)
+
+    def hear(self, timeout: float) -> list[Event]:
+        poll = select.poll()
+        live = {process.control.fileno(): process for process in self._processes.values()}
+        for fd in live:
+            poll.register(fd, select.POLLIN)
+        told = [self._listen(live[fd]) for fd, _ in poll.poll(timeout * 1e3)]
+        return [event for event in told if event is not None]
+
+    def kill(self, name: str) -> None:
+        if name in self._processes:
+            self._launcher.kill(self._processes[name].pid)
+
+    def _listen(self, process: Process) -> Event | None:
+        """Take in one message of a node. What it told of its failure is kept until it is gone."""
+        try:
+            event: Event = process.control.receive()[0]
+        except Closed:
+            process.control.close()
+            self._processes.pop(process.node.name, None)
+            return process.failure or Lost(process.node.name, self._launcher.ending(process.pid))
+        if isinstance(event, Lost):
+            process.failure = event
+            return None
+        return event
+
+    # ---- connecting
 
     def _board_client(self, name: str) -> Any:
         """The class through which callers of this node use memory that they share with each other."""
@@ -207,33 +220,6 @@ class LocalRun:
                     pass
                 for fd in fds:
                     os.close(fd)
-
-    # ---- losing nodes
-
-    def _listen(self, process: Process) -> bool:
-        """Take in one message of a node; False when it is gone."""
-        try:
-            message, _ = process.control.receive()
-        except Closed:
-            return False
-        match message:
-            case ("failed", traceback, secondary):
-                process.failure = (traceback, secondary)
-            case ("finished",):
-                process.finished = True
-        return True
-
-    def _lose(self, process: Process) -> None:
-        name = process.node.name
-        process.control.close()
-        del self._processes[name]
-        if process.failure is None:
-            wait = self.supervisor.lost(process.node, self._launcher.ending(process.pid))
-        else:
-            traceback, secondary = process.failure
-            reason = f"raised {traceback.strip().splitlines()[-1]}"
-            wait = self.supervisor.lost(process.node, reason, traceback, secondary)
-        self._due[name] = time.monotonic() + wait
 
 
 __all__ = ["LocalRun", "RunFailed", "cool", "warm"]

@@ -157,6 +157,12 @@ class Connection:
             if event & select.POLLIN and while_full:
                 while_full()  # the other end may be stuck sending to us: two full streams would wait for ever
 
+    def writable(self) -> bool:
+        """Whether a small message can be sent without waiting."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        return bool(poll.poll(0))
+
     # ---- receiving
 
     def ready(self, timeout: float | None = 0.0) -> bool:

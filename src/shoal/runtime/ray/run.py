@@ -8,7 +8,9 @@ and speaks the local runtime's protocol, so order, waiting, timeouts and failure
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -19,17 +21,17 @@ import ray as typed_ray
 from ray import exceptions
 
 from shoal.errors import UserError
-from shoal.program import Client, Context, Handle, Node, Program, node_seed
+from shoal.program import Client, Context, Handle, Node, Program
 from shoal.runtime import placement
 from shoal.runtime.endpoints import NOWHERE, Endpoint, connect
 from shoal.runtime.local.rpc import LocalLane
 from shoal.runtime.ray.cluster import Cluster
-from shoal.runtime.remote import RemoteNode, make_lanes
+from shoal.runtime.remote import BEAT, RemoteNode, make_lanes
 from shoal.runtime.supervise import Supervisor
+from shoal.runtime.supervised import Beat, Event, Finished, Lost, Supervision
 
 GRACE = 3.0  # seconds a node may take to end by itself
 PLACING = 120.0  # seconds the cluster may take to start the nodes
-SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
 ray: Any = typed_ray  # its own types are incomplete
 
 
@@ -50,7 +52,6 @@ class Process:
     context: Context
     endpoint: Endpoint | None = None
     pid: int | None = None
-    finished: bool = False
 
 
 class RayRun:
@@ -61,19 +62,17 @@ class RayRun:
     ) -> None:
         self.program = program
         self.supervisor = supervisor or Supervisor()
-        self._seed = seed
+        self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
         self._secret = secrets.token_bytes(32)
         self._namespace = f"shoal-{secrets.token_hex(8)}"
         self._processes: dict[str, Process] = {}
-        self._due: dict[str, float] = {}  # nodes to start again, and when
-        self._suffered: dict[str, tuple[float, str]] = {}  # nodes lost through another's loss: until when to wait, why
+        self._killed: list[Event] = []  # losses that nobody will tell of
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
         self._placing = True  # nodes begin when all of them have a place
         self._cluster = Cluster(address)
         try:
             placement.check(program, [machine["Resources"] for machine in ray.nodes() if machine["Alive"]])
-            for node in program.nodes.values():
-                self._create(node)
+            self._supervision.start_all()
             self._placed()
         except BaseException:
             self.close()
@@ -91,23 +90,15 @@ class RayRun:
 
     def wait(self, seconds: float) -> None:
         """Let the run go on for `seconds`, restarting what may be restarted; `RunFailed` when it cannot go on."""
-        deadline = time.monotonic() + seconds
-        while True:
-            now = time.monotonic()
-            for name in [name for name, due in self._due.items() if due <= now]:
-                del self._due[name]
-                self._create(self.program.nodes[name])
-            for name in [name for name, (until, _) in self._suffered.items() if until <= now]:
-                self._judge(name, *_raised(self._suffered.pop(name)[1]))
-            nearest = min([deadline, *self._due.values(), *(until for until, _ in self._suffered.values())])
-            self._hear(max(0.0, nearest - now))
-            if time.monotonic() >= deadline:
-                return
+        self._supervision.wait(seconds)
 
     def finished(self, handle: Any) -> bool:
         """Whether a node's `step` returned False."""
-        process = self._processes.get(handle.name)
-        return process is not None and process.finished
+        return handle.name in self._supervision.finished
+
+    def replace(self, name: str, reason: str) -> None:
+        """Kill a node and have it started again like one that was lost."""
+        self._supervision.replace(name, reason)
 
     def pids(self) -> dict[str, int]:
         """The nodes' processes, each on its own machine; one that is being placed is not among them."""
@@ -132,7 +123,7 @@ class RayRun:
         while waiting and (left := deadline - time.monotonic()) > 0:
             for ref in ray.wait(list(waiting), timeout=left)[0]:
                 process = waiting.pop(ref)
-                if _answer(ref) == ("finished",):  # not the last thing it has to tell
+                if isinstance(_answer(ref), Finished | Beat):  # not the last thing it has to tell
                     waiting[process.actor.event.remote()] = process
         for process in self._processes.values():
             ray.kill(process.actor)
@@ -143,30 +134,73 @@ class RayRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- starting and connecting
+    # ---- what the supervision asks for
 
-    def _create(self, node: Node) -> None:
+    beats = BEAT
+
+    def start(self, node: Node, context: Context) -> None:
         """Ask Ray for the node's actor. The node begins when its process listens."""
-        restarts = self.supervisor.restarts[node.name]
-        context = Context(node.name, node_seed(self._seed, node.name, restarts), restarts)
         options = self._cluster.options(node)
-        options |= {"name": f"{node.name}#{restarts}", "namespace": self._namespace}
+        options |= {"name": f"{node.name}#{context.restarts}", "namespace": self._namespace}
         actor = ray.remote(NodeActor).options(**options).remote(self._secret, sys.path)
         self._processes[node.name] = Process(node, actor, actor.listen_here.remote(), context)
-        self.supervisor.started(node.name)
+
+    def hear(self, timeout: float) -> list[Event]:
+        told = {process.awaited: process for process in self._processes.values()}
+        if self._killed or not told:
+            time.sleep(0.0 if self._killed else timeout)
+            events, self._killed = self._killed, []
+            return events
+        ready, _ = ray.wait(list(told), num_returns=len(told), timeout=0.0)
+        if not ready:
+            ready, _ = ray.wait(list(told), timeout=timeout)
+        found = [self._listen(told[ref], _answer(ref)) for ref in ready]
+        return [event for event in found if event is not None]
+
+    def kill(self, name: str) -> None:
+        """Ray asks a process to end itself, which one that is stopped does not hear: on this machine the kernel is
+        asked too."""
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        ray.kill(process.actor)
+        here = ray.util.get_node_ip_address()
+        if process.pid is not None and process.endpoint is not None and process.endpoint.host == here:
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+        self._killed.append(Lost(name, "was killed"))
+
+    def _listen(self, process: Process, told: Any) -> Event | None:
+        """Take in what a node has told, or what Ray tells of its end."""
+        match told:
+            case ("listening", endpoint, pid):
+                process.endpoint, process.pid = endpoint, pid
+                if not self._placing:
+                    self._begin(process)
+                told = None
+            case Lost():
+                ray.kill(process.actor)
+                del self._processes[process.node.name]
+                return told
+            case exceptions.RayError() as error:
+                del self._processes[process.node.name]
+                # before it began, only Ray knows what was wrong
+                return Lost(process.node.name, _ending(error), None if process.pid else str(error))
+        process.awaited = process.actor.event.remote()
+        return told if isinstance(told, Finished | Beat) else None
+
+    # ---- starting and connecting
 
     def _placed(self) -> None:
         """Wait until every node's process listens; say so when the cluster has no room for one."""
         deadline = time.monotonic() + PLACING
-        while unplaced := [process for process in self._processes.values() if process.endpoint is None]:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                names = ", ".join(repr(process.node.name) for process in unplaced)
+        while unplaced := [name for name in self.program.nodes if self._endpoint(name) is NOWHERE]:
+            if time.monotonic() >= deadline:
                 raise UserError(
-                    f"Ray has not started {names} within {PLACING:.0f} s: the cluster has "
+                    f"Ray has not started {', '.join(map(repr, unplaced))} within {PLACING:.0f} s: the cluster has "
                     f"{placement.amounts(ray.available_resources())} free; ask for less or add machines"
                 )
-            self._hear(left)
+            self._supervision.tick(deadline)
         for process in self._processes.values():
             self._begin(process)
         self._placing = False
@@ -188,44 +222,6 @@ class RayRun:
         process = self._processes.get(name)
         return process.endpoint if process and process.endpoint else NOWHERE
 
-    # ---- losing nodes
-
-    def _hear(self, timeout: float) -> None:
-        """Take in what the nodes tell within `timeout` seconds, at least the first of it."""
-        told = {process.awaited: process for process in self._processes.values()}
-        if not told:
-            time.sleep(timeout)
-            return
-        ready, _ = ray.wait(list(told), timeout=timeout)
-        for ref in ready:
-            process = told[ref]
-            name = process.node.name
-            match _answer(ref):
-                case ("listening", endpoint, pid):
-                    process.endpoint, process.pid = endpoint, pid
-                    if not self._placing:
-                        self._begin(process)
-                case ("finished",):
-                    process.finished = True
-                case ("failed", text, secondary):
-                    ray.kill(process.actor)
-                    del self._processes[name]
-                    if secondary and not process.node.restart:
-                        self._suffered[name] = (time.monotonic() + SETTLING, text)
-                    else:
-                        self._judge(name, *_raised(text), secondary)
-                    continue
-                case exceptions.RayError() as error:
-                    del self._processes[name]
-                    # before it began, only Ray knows what was wrong
-                    self._judge(name, _ending(error), None if process.pid else str(error))
-                    continue
-            process.awaited = process.actor.event.remote()
-
-    def _judge(self, name: str, reason: str, text: str | None = None, secondary: bool = False) -> None:
-        wait = self.supervisor.lost(self.program.nodes[name], reason, text, secondary)
-        self._due[name] = time.monotonic() + wait
-
 
 def _answer(ref: Any) -> Any:
     """What an order gave: its value, or the error that Ray met."""
@@ -233,10 +229,6 @@ def _answer(ref: Any) -> Any:
         return ray.get(ref)
     except exceptions.RayError as error:
         return error
-
-
-def _raised(text: str) -> tuple[str, str]:
-    return f"raised {text.strip().splitlines()[-1]}", text
 
 
 def _ending(error: exceptions.RayError) -> str:

@@ -1,0 +1,207 @@
+"""The loop under every runtime: hears what nodes tell, judges losses, finds hangs, starts again what may be lost.
+
+A runtime only starts a node, tells what happened to its nodes, and kills one; see `Nodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.program import Context, Node, Program, node_seed
+from shoal.runtime.supervise import Hang, Supervisor
+
+SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
+TICK = 1.0  # the most that the clock of hangs advances at once: while this process stood still, so did the others
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A node's `step` has returned False."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life: the steps a node has completed, and the seconds its own code has been in one of them for."""
+
+    node: str
+    progress: int | None = None
+    busy: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A node is gone, with everything that was part of it."""
+
+    node: str
+    reason: str
+    traceback: str | None = None
+    secondary: bool = False  # only because another node is
+    user_error: str | None = None
+    progress: int | None = None  # None: what its last beat said
+
+
+Event = Finished | Beat | Lost
+
+
+class Nodes(Protocol):
+    """What a runtime provides."""
+
+    beats: float  # seconds between two signs of life of a node; 0: there are none
+
+    def start(self, node: Node, context: Context) -> None:
+        """Start a node. After its loss (`context.restarts`), also give its callers streams to the newcomer."""
+
+    def hear(self, timeout: float) -> list[Event]:
+        """What has happened; waits for it, at most `timeout` seconds."""
+
+    def kill(self, name: str) -> None:
+        """End a node at once; its loss is heard like any other."""
+
+
+@dataclass
+class Pulse:
+    """What is known of a living node."""
+
+    progress: int | None = None
+    heard: float | None = None  # on the clock of hangs; None before its first beat
+    busy: float = 0.0
+    told: bool = False  # that it hangs
+
+
+class Supervision:
+    """Keeps a program's nodes going. `clock` is the runtime's own, real or virtual."""
+
+    def __init__(
+        self, program: Program, nodes: Nodes, supervisor: Supervisor, seed: int, clock: Callable[[], float]
+    ) -> None:
+        self.program, self.supervisor = program, supervisor
+        supervisor.clock = clock
+        self._nodes, self._seed, self._clock = nodes, seed, clock
+        self._pulses: dict[str, Pulse] = {}  # of the living
+        self.finished: set[str] = set()  # nodes whose `step` has returned False
+        self._due: dict[str, float] = {}  # nodes to start again, and when
+        self._victims: dict[str, tuple[float, Lost]] = {}  # until when their cause may show up
+        self._cause = float("-inf")  # when somebody was lost last that is no victim
+        self._replaced: dict[str, str] = {}  # nodes that were killed, and why
+        self._lived = 0.0  # the clock of hangs: stands still while this process does
+        self._looked = clock()
+
+    def start_all(self) -> None:
+        for node in self.program.nodes.values():
+            if self.supervisor.interrupted():
+                raise KeyboardInterrupt
+            self._start(node)
+
+    def wait(self, seconds: float) -> None:
+        """Let the run go on for `seconds`; `RunFailed` when it cannot."""
+        deadline = self._clock() + seconds
+        while True:
+            self.tick(deadline)
+            if self._clock() >= deadline:
+                return
+
+    def tick(self, until: float) -> None:
+        """Start what is due, then hear and judge what happens, at the latest at `until`."""
+        now = self._clock()
+        for name in [name for name, due in self._due.items() if due <= now]:
+            del self._due[name]
+            self._start(self.program.nodes[name])
+        nearest = min([until, *self._due.values(), *(patience for patience, _ in self._victims.values())])
+        if self._nodes.beats:
+            nearest = min(nearest, now + TICK)
+        events = self._nodes.hear(max(0.0, nearest - now))
+        now = self._clock()
+        self._lived += min(now - self._looked, TICK)
+        self._looked = now
+        for event in events:
+            self._note(event)
+        self._judge([event for event in events if isinstance(event, Lost)])
+        self._find_hangs()
+
+    def restarting(self) -> bool:
+        """Whether somebody is to be started again."""
+        return bool(self._due or self._victims)
+
+    def replace(self, name: str, reason: str) -> None:
+        """Kill a node; it is started again, or ends the run, like any other that is lost, for this `reason`."""
+        self._replaced[name] = reason
+        self._nodes.kill(name)
+
+    # ---- starting
+
+    def _start(self, node: Node) -> None:
+        restarts = self.supervisor.restarts[node.name]
+        self._pulses[node.name] = Pulse()
+        self.finished.discard(node.name)
+        self._nodes.start(node, Context(node.name, node_seed(self._seed, node.name, restarts), restarts))
+        self.supervisor.started(node.name)
+
+    # ---- losing
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Finished(name):
+                self.finished.add(name)
+            case Beat(name, progress, busy) if name in self._pulses:
+                pulse = self._pulses[name]
+                pulse.progress, pulse.busy, pulse.heard = progress, busy, self._lived
+                pulse.told = pulse.told and busy > 0.0
+
+    def _judge(self, losses: list[Lost]) -> None:
+        """Causes first: a service's death makes its callers fail, and may be heard of later than their failing. Who
+        cannot be started again comes before who can: that ends the run, and is what the user should read."""
+        now = self._clock()
+        for loss in losses:
+            if loss.secondary and loss.node not in self._replaced:
+                self._victims[loss.node] = (now + SETTLING, loss)
+        for loss in sorted(losses, key=lambda loss: self.program.nodes[loss.node].restart):
+            if loss.node not in self._victims:
+                self._cause = now
+                self._lose(loss, secondary=False)
+        for name, (patience, loss) in list(self._victims.items()):
+            has_cause = bool(self._due) or now - self._cause <= SETTLING
+            if has_cause or patience <= now:  # nobody else is to blame after all
+                del self._victims[name]
+                self._lose(loss, secondary=has_cause)
+
+    def _lose(self, loss: Lost, secondary: bool) -> None:
+        name = loss.node
+        pulse = self._pulses.pop(name, Pulse())
+        wait = self.supervisor.lost(
+            self.program.nodes[name],
+            self._replaced.pop(name, loss.reason),
+            loss.traceback,
+            secondary,
+            user_error=loss.user_error,
+            progress=pulse.progress if loss.progress is None else loss.progress,
+        )
+        self._due[name] = self._clock() + wait
+
+    # ---- hanging
+
+    def _find_hangs(self) -> None:
+        """A node whose process has stopped, or whose own code does not come back, is told once and replaced. Waiting
+        for another node is not hanging, and neither is what happens while this process stands still itself (a closed
+        lid): time is counted in ticks that it lived through."""
+        most = self.supervisor.hang_seconds
+        if not most or not self._nodes.beats:
+            return
+        for name, pulse in list(self._pulses.items()):
+            if pulse.heard is None or pulse.told:
+                continue
+            silent = self._lived - pulse.heard
+            if silent >= max(most, 3 * self._nodes.beats):
+                self._hangs(name, silent, f"has given no sign of life for {silent:.0f} s")
+            elif pulse.busy >= most:
+                self._hangs(name, pulse.busy, f"has not come back from its step for {pulse.busy:.0f} s")
+
+    def _hangs(self, name: str, seconds: float, reason: str) -> None:
+        self._pulses[name].told = True
+        restart = self.program.nodes[name].restart
+        self.supervisor.on_hang(Hang(name, seconds, reason, replaced=restart))
+        if restart:
+            self.replace(name, f"{reason} and was replaced")

@@ -1,0 +1,269 @@
+"""The supervision loop on a pretended runtime, in virtual time: who is judged, restarted and replaced, and when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.program import Context, Node, Program
+from shoal.runtime.supervise import FIRST_BACKOFF, Hang, Loss, RunFailed, Supervisor
+from shoal.runtime.supervised import SETTLING, Beat, Event, Finished, Lost, Supervision
+
+
+class Actor:
+    restart = True
+
+    def step(self) -> None: ...
+
+
+class Service:
+    def call(self) -> None: ...
+
+
+class Pretended:
+    """A runtime whose nodes do what a script says: `at(time, event)`. Time passes only while the loop listens."""
+
+    beats = 1.0
+
+    def __init__(self, **supervisor: Any) -> None:
+        self.now = 0.0
+        self.starts: list[tuple[float, str, Context]] = []
+        self.kills: list[tuple[float, str]] = []
+        self.losses: list[Loss] = []
+        self.hangs: list[Hang] = []
+        self.on_start: Callable[[str], None] = lambda name: None
+        self._script: list[tuple[float, int, Event]] = []
+        self.program = Program()
+        self.program.add("service", Service)
+        for name in ("actor/0", "actor/1"):
+            self.program.add(name, Actor)
+        self.supervisor = Supervisor(on_loss=self.losses.append, on_hang=self.hangs.append, **supervisor)
+        self.loop = Supervision(self.program, self, self.supervisor, 0, lambda: self.now)
+
+    def at(self, when: float, *events: Event) -> None:
+        for event in events:
+            heapq.heappush(self._script, (when, len(self._script), event))
+
+    def start(self, node: Node, context: Context) -> None:
+        self.starts.append((self.now, node.name, context))
+        self.on_start(node.name)
+
+    def hear(self, timeout: float) -> list[Event]:
+        until = self.now + timeout
+        if self._script and self._script[0][0] <= until:
+            self.now = max(self.now, self._script[0][0])
+        else:
+            self.now = until
+        events = []
+        while self._script and self._script[0][0] <= self.now:
+            events.append(heapq.heappop(self._script)[2])
+        return events
+
+    def kill(self, name: str) -> None:
+        self.kills.append((self.now, name))
+        self.at(self.now, Lost(name, "was killed by SIGKILL"))
+
+    def started(self, name: str) -> list[float]:
+        return [when for when, started, _ in self.starts if started == name]
+
+
+def killed(name: str, progress: int | None = 0) -> Lost:
+    return Lost(name, "was killed by SIGKILL", progress=progress)
+
+
+def victim(name: str) -> Lost:
+    return Lost(name, "raised NodeDied: node 'service' is gone", "Traceback", secondary=True, progress=0)
+
+
+def test_a_lost_node_is_started_again_when_its_backoff_is_over_and_not_before() -> None:
+    run = Pretended(max_failures=9)
+    run.loop.start_all()
+    run.on_start = lambda name: run.at(run.now + 1.0, killed(name))
+    run.at(1.0, killed("actor/0"))
+    run.loop.wait(1.0 + FIRST_BACKOFF / 2)
+    assert run.started("actor/0") == [0.0]
+    run.loop.wait(10.0)
+    expected = [0.0]
+    for wait in (FIRST_BACKOFF, 2 * FIRST_BACKOFF, 4 * FIRST_BACKOFF, 8 * FIRST_BACKOFF):
+        expected.append(expected[-1] + 1.0 + wait)
+    assert run.started("actor/0")[:5] == pytest.approx(expected)
+    assert [context.restarts for _, name, context in run.starts if name == "actor/0"][:3] == [0, 1, 2]
+    seeds = {context.seed for _, name, context in run.starts if name == "actor/0"}
+    assert len(seeds) == len(run.started("actor/0")), "a restarted node does not repeat its episodes"
+
+
+def test_other_nodes_are_heard_while_one_waits_for_its_backoff() -> None:
+    run = Pretended()
+    run.loop.start_all()
+    run.at(1.0, killed("actor/0"))
+    run.at(1.05, Finished("actor/1"))
+    run.loop.wait(1.06)
+    assert run.loop.finished == {"actor/1"}
+    assert run.started("actor/0") == [0.0]
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5 * SETTLING])
+def test_the_cause_is_named_and_not_its_victim_even_if_it_is_heard_of_later(late: float) -> None:
+    run = Pretended()
+    run.program.place("actor/0", restart=False)
+    run.loop.start_all()
+    run.at(1.0, victim("actor/0"))
+    run.at(1.0 + late, killed("service"))
+    with pytest.raises(RunFailed, match=r"^node 'service' was killed by SIGKILL; the run cannot go on") as caught:
+        run.loop.wait(10.0)
+    assert caught.value.node == "service"
+    assert run.now == pytest.approx(1.0 + late)
+
+
+def test_who_cannot_be_started_again_is_named_before_who_can() -> None:
+    run = Pretended(max_failures=0)
+    run.loop.start_all()
+    run.at(1.0, killed("actor/0"), killed("service"))
+    with pytest.raises(RunFailed) as caught:
+        run.loop.wait(10.0)
+    assert caught.value.node == "service"
+
+
+def test_victims_of_a_node_that_comes_back_are_restarted_and_not_blamed() -> None:
+    run = Pretended(max_failures=1)
+    run.program.place("service", restart=True)
+    run.loop.start_all()
+    for begun in (1.0, 20.0, 40.0):
+        run.at(begun, victim("actor/0"), victim("actor/1"), killed("service", None))
+    run.loop.wait(60.0)
+    assert [loss.node for loss in run.losses] == ["service"] * 3
+    assert run.started("actor/0") == pytest.approx([0.0, *(begun + FIRST_BACKOFF for begun in (1.0, 20.0, 40.0))])
+
+
+def test_a_victim_without_a_cause_is_judged_by_itself() -> None:
+    run = Pretended(max_failures=0)
+    run.loop.start_all()
+    run.at(1.0, victim("actor/0"))
+    with pytest.raises(RunFailed, match="node 'actor/0' raised NodeDied"):
+        run.loop.wait(10.0)
+    assert run.now == pytest.approx(1.0 + SETTLING)
+
+
+def test_a_node_that_gets_nowhere_ends_the_run_after_max_failures() -> None:
+    run = Pretended(max_failures=3)
+    run.loop.start_all()
+    run.on_start = lambda name: run.at(run.now + 1.0, killed(name))
+    run.at(1.0, killed("actor/0"))
+    with pytest.raises(RunFailed, match="node 'actor/0' was killed by SIGKILL, 4 times in a row; giving up"):
+        run.loop.wait(1000.0)
+    assert len(run.started("actor/0")) == 4
+
+
+def test_a_node_that_got_somewhere_between_its_losses_never_ends_the_run() -> None:
+    run = Pretended(max_failures=3)
+    run.loop.start_all()
+
+    def live_shortly(name: str) -> None:
+        run.at(run.now + 0.5, Beat(name, progress=2000))
+        run.at(run.now + 1.0, Lost(name, "was killed by SIGKILL"))  # could not say how far it had got
+
+    run.on_start = live_shortly
+    run.at(1.0, killed("actor/0", progress=2000))
+    run.loop.wait(100.0)
+    assert run.supervisor.restarts["actor/0"] > 10
+
+
+def test_long_lives_without_a_step_are_in_a_row() -> None:
+    run = Pretended(max_failures=2, hang_seconds=None)
+    run.loop.start_all()
+    run.on_start = lambda name: run.at(run.now + 60.0, killed(name))
+    run.at(60.0, killed("actor/0"))
+    with pytest.raises(RunFailed, match="3 times in a row"):
+        run.loop.wait(1000.0)
+
+
+def test_a_users_mistake_is_told_once_and_ends_the_run() -> None:
+    run = Pretended()
+    run.loop.start_all()
+    run.at(1.0, Lost("actor/0", "raised UserError: --env is wrong", "Traceback", user_error="--env is wrong"))
+    with pytest.raises(RunFailed, match=r"^--env is wrong$") as caught:
+        run.loop.wait(10.0)
+    assert caught.value.user_error == "--env is wrong"
+    assert not run.losses
+    assert run.started("actor/0") == [0.0]
+
+
+def test_an_interrupt_is_honoured_between_two_starts() -> None:
+    run = Pretended(interrupted=lambda: len(run.starts) == 2)
+    with pytest.raises(KeyboardInterrupt):
+        run.loop.start_all()
+    assert len(run.starts) == 2
+
+
+# ---- hangs
+
+
+def beats(run: Pretended, name: str, times: range, busy_from: float | None = None) -> None:
+    for when in times:
+        busy = 0.0 if busy_from is None else max(0.0, when - busy_from)
+        run.at(float(when), Beat(name, when, busy))
+
+
+def test_a_node_that_is_silent_is_told_and_replaced() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    beats(run, "actor/0", range(1, 4))
+    beats(run, "actor/1", range(1, 30))
+    run.loop.wait(20.0)
+    assert [(hang.node, hang.replaced) for hang in run.hangs] == [("actor/0", True)]
+    assert run.hangs[0].seconds == pytest.approx(5.0)
+    assert "no sign of life for 5 s" in run.hangs[0].reason
+    assert run.kills == [(pytest.approx(8.0), "actor/0")]
+    assert "was replaced" in run.losses[0].reason
+    assert len(run.started("actor/0")) == 2
+
+
+def test_a_step_that_does_not_end_is_told_and_replaced() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    beats(run, "actor/0", range(1, 10), busy_from=4.0)
+    run.loop.wait(12.0)
+    assert [name for _, name in run.kills] == ["actor/0"]
+    assert run.kills[0][0] == pytest.approx(9.0)
+    assert "step for 5 s" in run.losses[0].reason
+
+
+def test_a_node_that_cannot_be_started_again_is_only_told_of_and_once() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    beats(run, "service", range(1, 3))
+    run.loop.wait(30.0)
+    assert [(hang.node, hang.replaced) for hang in run.hangs] == [("service", False)]
+    assert not run.kills
+
+
+@pytest.mark.parametrize("off", [None, 0.0])
+def test_hangs_are_not_looked_for_when_that_is_switched_off(off: float | None) -> None:
+    run = Pretended(hang_seconds=off)
+    run.loop.start_all()
+    beats(run, "actor/0", range(1, 3))
+    run.loop.wait(100.0)
+    assert not run.hangs
+
+
+def test_a_node_that_has_not_begun_does_not_hang() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    run.loop.wait(60.0)
+    assert not run.hangs
+
+
+def test_while_everything_stands_still_nobody_hangs() -> None:
+    """A closed lid: this process and all others stop for ten minutes."""
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    for name in ("service", "actor/0", "actor/1"):
+        beats(run, name, range(1, 4))
+        beats(run, name, range(605, 640))
+    run.loop.wait(3.5)
+    run.now = 603.9
+    run.loop.wait(30.0)
+    assert not run.hangs
