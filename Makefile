@@ -3,24 +3,36 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check install --quiet
 RUN := OMP_NUM_THREADS=1
+PYTEST := $(RUN) $(BIN)/python -m pytest
+ALL := -m 'slow or not slow'
 CODE := src tests $(wildcard bench examples)
 
-.PHONY: demo test test-slow check bench bench-replay clean
+.PHONY: demo test test-slow test-learning test-chaos test-cluster check bench bench-replay clean
 
 demo: .venv/core  ## train IMPALA on CartPole-v1 until it is solved
 	$(BIN)/shoal train impala --env CartPole-v1 --stop-return 475
 
-test: .venv/dev  ## the quick tests
-	$(RUN) $(BIN)/python -m pytest
+test: .venv/dev  ## the quick tests: units in parallel, then what starts whole programs, one after the other
+	$(PYTEST) tests/unit -n 2
+	$(PYTEST) tests/contract tests/chaos tests/learning
 
-test-slow: .venv/dev  ## long learning, chaos and endurance tests
-	$(RUN) $(BIN)/python -m pytest -m slow
+test-slow: .venv/dev  ## what the quick tests leave out: long learning, chaos, endurance, every program on Ray
+	$(PYTEST) -m slow
+
+test-learning: .venv/dev  ## every algorithm reaches its returns, over seeds: hours, on a machine with nothing else to do
+	$(PYTEST) tests/learning $(ALL)
+
+test-chaos: .venv/dev  ## deaths, faults, leaks and endurance
+	$(PYTEST) tests/chaos $(ALL)
+
+test-cluster: .venv/dev  ## everything that runs on Ray
+	$(PYTEST) -m ray
 
 check: .venv/dev  ## format, lint, types, import directions
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
-	$(RUN) $(BIN)/python -m pytest tests/unit/test_imports.py
+	$(PYTEST) tests/unit/test_imports.py tests/unit/test_architecture.py
 
 bench: .venv/core  ## steps per second, the median of five runs
 	$(BIN)/shoal bench throughput impala --env CartPole-v1 --seconds 10 --repeat 5

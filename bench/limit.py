@@ -27,6 +27,8 @@ def loop(seconds: float) -> float:
     from shoal import envs
     from shoal.acting import Recorder
     from shoal.algorithms import impala
+    from shoal.batches import to_batch
+    from shoal.nets.weights import export_weights
 
     torch.set_num_threads(1)
     env = envs.describe("CartPole-v1")
@@ -39,11 +41,11 @@ def loop(seconds: float) -> float:
         nonlocal last
         rows = {name: np.concatenate([last[name], column]) if last else column for name, column in block.items()}
         last = {name: column[-1:].copy() for name, column in block.items()}
-        learner.update(rows)
-        recorder.load(0, learner.weights())
+        learner.update(to_batch(rows, env.observation_space))
+        recorder.load(0, export_weights(learner.network))
 
     recorder = Recorder(impala.make_policy(cfg, env, 1), cfg.envs_per_actor, cfg.unroll, learn)
-    recorder.load(0, learner.weights())
+    recorder.load(0, export_weights(learner.network))
     observation = vector.reset()
     steps, begun = 0, time.perf_counter()
     while (spent := time.perf_counter() - begun) < seconds:

@@ -22,9 +22,7 @@ class ActorCriticPolicy(NetworkPolicy[ActorCritic | UserNetwork]):
     def __init__(
         self, network: ActorCritic | UserNetwork, seed: int, *, greedy: bool = False, device: str = "cpu"
     ) -> None:
-        mirror = NumpyActorCritic(network) if isinstance(network, ActorCritic) and supported(network) else None
-        super().__init__(network, seed, device, mirror)
-        self._mirror = mirror if self.mirror is not None else None
+        super().__init__(network, seed, device, NumpyActorCritic if supported(network) else None)
         self._distribution = network.distribution
         self._greedy = greedy
 
@@ -33,13 +31,13 @@ class ActorCriticPolicy(NetworkPolicy[ActorCritic | UserNetwork]):
 
     def refresh(self) -> None:
         """Act with the network's weights of now, when it is trained in this process and nothing is to be loaded."""
-        if self._mirror is not None:
-            self._mirror.load({name: tensor.numpy() for name, tensor in named_tensors(self.network).items()})
+        if self.mirror is not None:
+            self.mirror.load({name: tensor.numpy() for name, tensor in named_tensors(self.network).items()})
 
     def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
         """observation [B, ...], first bool [B] → action [B, ...], state after, {"log_prob": [B]} (none if greedy)."""
-        if self._mirror is not None:
-            parameters = self._mirror(observation)
+        if self.mirror is not None:
+            parameters = self.mirror(observation)
         else:
             parameters, state = self._forward(observation, state, first)
         if self._greedy:

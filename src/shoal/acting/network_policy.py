@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,13 +24,15 @@ class Mirror(Protocol):
 
 
 class NetworkPolicy(Generic[Network]):
-    """Acts on the device it was given. On a CPU a `mirror` may stand in for the network."""
+    """Acts on the device it was given. On a CPU the `Mirror` that `mirror` makes of it may stand in for the network."""
 
-    def __init__(self, network: Network, seed: int, device: str = "cpu", mirror: Mirror | None = None) -> None:
+    def __init__(
+        self, network: Network, seed: int, device: str = "cpu", mirror: Callable[[Any], Mirror] | None = None
+    ) -> None:
         self.network = network.to(device).eval()
         self.device = torch.device(device)
         self.random = np.random.default_rng(seed)
-        self.mirror = mirror if self.device.type == "cpu" else None
+        self.mirror: Any = mirror(network) if mirror is not None and self.device.type == "cpu" else None
         self._weights: Arrays | None = None  # those that were loaded last
 
     def initial_state(self, count: int) -> Columns:
@@ -60,7 +62,12 @@ class ExploringPolicy(NetworkPolicy[Network]):
     """One whose exploration differs from environment to environment: a number for each of a run's, None if greedy."""
 
     def __init__(
-        self, network: Network, seed: int, device: str, exploration: Array | None, mirror: Mirror | None = None
+        self,
+        network: Network,
+        seed: int,
+        device: str,
+        exploration: Array | None,
+        mirror: Callable[[Any], Mirror] | None = None,
     ) -> None:
         super().__init__(network, seed, device, mirror)
         self._all_environments, self.exploration = exploration, exploration

@@ -34,9 +34,8 @@ class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
         priorities: PriorityLaw | None = None,
         device: str = "cpu",
     ) -> None:
-        mirror = NumpyRecurrentQ(network) if supported(network) else None
-        super().__init__(network, seed, device, epsilons, mirror)
-        self._forward = self._by_torch if self.mirror is None or mirror is None else mirror
+        super().__init__(network, seed, device, epsilons, NumpyRecurrentQ if supported(network) else None)
+        self._forward = self.mirror or self._by_torch
         self._records = priorities is not None
         if priorities is not None:
             columns = (*VALUES, "state/last_action")

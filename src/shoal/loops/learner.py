@@ -158,7 +158,7 @@ class LearnerLoop:
     def _take(self) -> tuple[Sample, Batch]:
         while True:
             sample, batch = self._prefetch.take()
-            if not self._synchronous or sample.data["version"][-1].min() >= self._published:
+            if not self._synchronous or sample.versions.min() >= self._published:
                 return sample, batch
             self._report.count("stale_items", len(sample))
             self._prefetch.ask()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from shoal.errors import UserError
 
@@ -45,8 +46,8 @@ class _Dense(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Of operations that have derivatives themselves, so that penalties on gradients can be trained."""
         x, weight, y = ctx.saved_tensors
         if ctx.activation == "relu":
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
@@ -76,18 +77,28 @@ class _NormalisedDense(torch.autograd.Function):
         sums = torch.addmm(bias, x, weight.T)
         normalised, mean, deviation = torch.native_layer_norm(sums, [len(scale)], scale, shift, EPSILON)
         y = _tanh(normalised)
-        ctx.save_for_backward(x, weight, scale, shift, sums, mean, deviation, y)
+        ctx.save_for_backward(x, weight, bias, scale, shift, sums, mean, deviation, y)
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale, shift, sums, mean, deviation, y = ctx.saved_tensors
+        x, weight, bias, scale, shift, sums, mean, deviation, y = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody will differentiate the gradient, and `sums` has no history
+            return _plain_gradients(ctx, gradient, x, weight, bias, scale, shift)
         gradient = torch.ops.aten.tanh_backward(gradient, y)
         gradient, for_scale, for_shift = torch.ops.aten.native_layer_norm_backward(
             gradient, sums, [len(scale)], mean, deviation, scale, shift, [True, *ctx.needs_input_grad[3:]]
         )
         return *_linear_backward(ctx, gradient, x, weight), for_scale, for_shift
+
+
+def _plain_gradients(ctx: Any, gradient: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of a `NormalisedDense` by torch's own layers, which can be differentiated again."""
+    x, weight, bias, scale, shift = inputs
+    y = torch.tanh(functional.layer_norm(functional.linear(x, weight, bias), [len(scale)], scale, shift, EPSILON))
+    asked = [tensor for tensor, wanted in zip(inputs, ctx.needs_input_grad) if wanted]
+    found = iter(torch.autograd.grad(y, asked, gradient, create_graph=True))
+    return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
 
 
 def _tanh(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from .checks import Arrays, arrays_of, check_block
 from .chunks import Piece, Schema, Store, Streams, chunk_length_for, schema_of
 from .limiters import Round
 from .memory import Memory
-from .messages import Array, Block
+from .messages import Array, Block, version_row
 from .tables import RunningTable
 
 
@@ -144,8 +144,8 @@ class Intake:
             start = streams.addresses(spans.environment, spans.start)
             versions = None
             if isinstance(table.limiter, Round):
-                last = streams.addresses(spans.environment, spans.start + spans.length - 1)
-                versions = streams.store.columns["version"][last]
+                rows = streams.addresses(spans.environment, version_row(spans.start, spans.length))
+                versions = streams.store.columns["version"][rows]
             writer.arriving[name] = Arriving(start, spans.length, spans.history, priorities, states, versions)
 
     def admit(self, writer: KnownWriter) -> None:

@@ -145,9 +145,8 @@ class Stack(Queue):
 class Quota:
     """Synchronous training: `items` per weight version, each writer once; everything else is refused and counted.
 
-    An item belongs to the version of its last row: its first was acted on before new weights came, as the one on which
-    the item before it bootstraps. The first item of a newer version opens a new round: what is left of the round
-    before is removed. Sampling waits until the round is complete.
+    An item belongs to the version of its last row (`messages.version_row`). The first item of a newer version opens a
+    new round: what is left of the round before is removed. Sampling waits until the round is complete.
     """
 
     items: int

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Columns = Mapping[str, Array]
 Layout = Literal["time", "batch"]
+Rows = TypeVar("Rows", int, npt.NDArray[Any])  # numbers of rows
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +57,13 @@ class Items:
     spans: Spans
     priorities: Array  # float64 [items]
     states: dict[str, Array] = field(default_factory=dict)  # "state/…" columns at each item's first row, [items, ...]
+
+
+def version_row(first: Rows, length: Rows) -> Rows:
+    """The row whose version an item belongs to: its last. Its first was acted on before new weights came, as the one on
+    which the item before it bootstraps."""
+    row: Rows = first + length - 1
+    return row
 
 
 @dataclass(eq=False, slots=True)
@@ -130,6 +138,16 @@ class Sample:
     def with_data(self, data: dict[str, Array], timed: frozenset[str]) -> Sample:
         """The same sample with other columns."""
         return replace(self, arrays=data, windows={}, timed=timed)
+
+    @property
+    def versions(self) -> Array:
+        """The version of weights that each item belongs to, int64 [batch] (`version_row`)."""
+        version = self.data["version"]
+        if "version" not in self.timed:
+            return version
+        axis = 0 if self.layout == "time" else 1
+        own: Array = version.take(version_row(0, version.shape[axis]), axis)
+        return own
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -1,0 +1,148 @@
+"""Every policy of the built-in networks: the protocol, its device, and a state that can be taken and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from network_options import NetworkOptions, SpacePair
+from shoal.acting import Policy
+from shoal.acting import actor_critic as acting_actor_critic
+from shoal.acting import deterministic as acting_deterministic
+from shoal.acting import q as acting_q
+from shoal.acting import recurrent_q as acting_recurrent_q
+from shoal.acting.actor_critic import ActorCriticPolicy
+from shoal.acting.deterministic import DeterministicPolicy
+from shoal.acting.network_policy import NetworkPolicy
+from shoal.acting.q import QPolicy
+from shoal.acting.recurrent_q import RecurrentQPolicy
+from shoal.acting.squashed import SquashedGaussianPolicy
+from shoal.nets.building import make_actor_critic
+from shoal.nets.control import Actor, ControlNetworks, Critic, GaussianActor, TemperedNetworks, TwinCritic, make_bodies
+from shoal.nets.q import make_q_network, make_recurrent_q_network
+from shoal.nets.weights import export_weights
+
+COUNT = 4
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+ACTIONS = spaces.Discrete(3)
+CONTROLS = spaces.Box(-2.0, 2.0, (2,), np.float32)
+SMALL: dict[str, Any] = {"hidden": (8,), "actor_hidden": (8,), "critic_hidden": (8,)}
+EPSILONS = np.full(COUNT, 0.3)
+Make = Callable[[int, str], NetworkPolicy[Any]]
+
+
+def alike(items: Mapping[str, Tensor]) -> Tensor:
+    return torch.ones(len(items["reward"]))
+
+
+def actor_critic(seed: int, device: str, **options: Any) -> NetworkPolicy[Any]:
+    network = make_actor_critic(NetworkOptions(**SMALL, **options), SpacePair(VECTOR, ACTIONS), seed)
+    return ActorCriticPolicy(network, seed, device=device)
+
+
+def q(seed: int, device: str) -> NetworkPolicy[Any]:
+    network = make_q_network(NetworkOptions(**SMALL), SpacePair(VECTOR, ACTIONS), seed)
+    return QPolicy(network, seed, epsilons=EPSILONS, priorities=alike, device=device)
+
+
+def recurrent_q(seed: int, device: str) -> NetworkPolicy[Any]:
+    network = make_recurrent_q_network(NetworkOptions(**SMALL, lstm=5), SpacePair(VECTOR, ACTIONS), seed)
+    return RecurrentQPolicy(network, seed, epsilons=EPSILONS, priorities=alike, device=device)
+
+
+def deterministic(seed: int, device: str) -> NetworkPolicy[Any]:
+    actor, critic = make_bodies(NetworkOptions(**SMALL), SpacePair(VECTOR, CONTROLS), seed)
+    networks = ControlNetworks(Actor(actor, CONTROLS), Critic(critic))
+    return DeterministicPolicy(networks, seed, noise=EPSILONS, priorities=alike, random_rows=2, device=device)
+
+
+def squashed(seed: int, device: str) -> NetworkPolicy[Any]:
+    actor, *critics = make_bodies(
+        NetworkOptions(**SMALL), SpacePair(VECTOR, CONTROLS), seed, actor_outputs=2, critics=2
+    )
+    networks = TemperedNetworks(GaussianActor(actor, CONTROLS), TwinCritic(*critics))
+    return SquashedGaussianPolicy(networks, seed, priorities=alike, random_rows=2, device=device)
+
+
+POLICIES: dict[str, Make] = {
+    "actor-critic": actor_critic,
+    "recurrent actor-critic": lambda seed, device: actor_critic(seed, device, lstm=5),
+    "q": q,
+    "recurrent q": recurrent_q,
+    "deterministic": deterministic,
+    "squashed": squashed,
+}
+
+
+def observations(rows: int) -> Any:
+    return np.random.default_rng(0).standard_normal((rows, COUNT, 3)).astype(np.float32)
+
+
+def play(policy: Policy, seen: Any, state: Any = None) -> tuple[list[Any], Any]:
+    state, found = policy.initial_state(COUNT) if state is None else state, []
+    for observation in seen:
+        action, state, extras = policy.act(observation, state, np.zeros(COUNT, np.bool_))
+        found.append((action, extras))
+    return found, state
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_gives_a_row_for_every_environment(name: str) -> None:
+    policy = POLICIES[name](1, "cpu")
+    state = policy.initial_state(COUNT)
+    (action, after, extras) = policy.act(observations(1)[0], state, np.ones(COUNT, np.bool_))  # type: ignore[attr-defined]
+    assert all(len(column) == COUNT for column in (action, *after.values(), *extras.values()))
+    assert {key: (x.shape, x.dtype) for key, x in after.items()} == {
+        key: (x.shape, x.dtype) for key, x in state.items()
+    }
+    assert ("recurrent" in name) == bool(state)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policys_state_holds_weights_random_numbers_and_what_it_has_counted(name: str) -> None:
+    seen = observations(6)
+    policy, other = POLICIES[name](1, "cpu"), POLICIES[name](2, "cpu")
+    policy.load(export_weights(POLICIES[name](3, "cpu").network))
+    _, state = play(policy, seen[:1])  # type: ignore[arg-type]
+    saved = policy.state_dict()
+    expected, _ = play(policy, seen[1:], state)  # type: ignore[arg-type]
+    other.load_state_dict(saved)
+    found, _ = play(other, seen[1:], state)  # type: ignore[arg-type]
+    for (action, extras), (expected_action, expected_extras) in zip(found, expected):
+        np.testing.assert_array_equal(action, expected_action)
+        assert extras.keys() == expected_extras.keys()
+        for key in extras:
+            np.testing.assert_array_equal(extras[key], expected_extras[key])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_acts_on_the_device_it_was_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device stands in for a GPU: a tensor that was left on the CPU cannot be computed with beside it."""
+    brought_back: list[torch.device] = []
+
+    def to_array(tensor: Tensor) -> Any:
+        brought_back.append(tensor.device)
+        return np.zeros(tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+
+    for module in (acting_actor_critic, acting_q, acting_recurrent_q, acting_deterministic):
+        monkeypatch.setattr(module, "to_array", to_array)
+    policy = POLICIES[name](1, "meta")
+    assert policy.mirror is None
+    assert {tensor.device.type for tensor in (*policy.network.parameters(), *policy.network.buffers())} == {"meta"}
+    policy.load(export_weights(POLICIES[name](3, "cpu").network))
+    play(policy, observations(3))  # type: ignore[arg-type]
+    assert {device.type for device in brought_back} == {"meta"}
+
+
+@pytest.mark.parametrize("name", ["actor-critic", "q", "recurrent q"])
+def test_on_a_cpu_a_small_network_acts_without_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = POLICIES[name](1, "cpu")
+    assert policy.mirror is not None
+    monkeypatch.setattr(policy.network, "forward", None)
+    play(policy, observations(2))  # type: ignore[arg-type]
