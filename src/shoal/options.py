@@ -151,6 +151,7 @@ class ActorAndCritics:
     actor_hidden: Widths = (256, 256)
     critic_hidden: Widths = (256, 256)
     activation: str = "relu"
+    layer_norm: bool = False  # layer normalisation and tanh after the first layer, as in D4PG
     actor_rate: Amount = 1e-3
     critic_rate: Amount = 1e-3
     target_rate: Share = 1.0  # how much of the way to the networks the target networks go: 1 copies
@@ -185,13 +186,15 @@ SMALL_CONTROL: dict[str, Any] = {  # tasks that a thousand updates solve: many s
     "capacity": 300_000,
     "samples_per_insert": 64.0,
     "publish_every": 4,
-}
-SMALL_SLOPES: dict[str, Any] = SMALL_CONTROL | {
-    "target_every": 1,
     "target_rate": 0.01,
-    "saturation_cost": 0.01,
     "actor_rate": 1e-3,
     "critic_rate": 1e-3,
     "actor_hidden": (128, 128),
     "critic_hidden": (128, 128),
+    "layer_norm": True,
+    "n": 5,
+}
+SMALL_SLOPES: dict[str, Any] = SMALL_CONTROL | {
+    "target_every": 1,
+    "saturation_cost": 0.01,
 }

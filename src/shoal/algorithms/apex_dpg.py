@@ -39,7 +39,7 @@ PAPER: dict[str, Any] = {"actor_rate": 1e-4, "critic_rate": 1e-4}
 PAPER |= {"actor_hidden": (300, 200), "critic_hidden": (400, 300)}
 
 
-@config(noise=0.8, noise_smallest=0.05, n=5, target_every=100, grad_clip=40.0, **PAPER)
+@config(noise=0.8, noise_smallest=0.05, n=5, target_every=100, grad_clip=40.0, layer_norm=True, **PAPER)
 class Config(ContinuousControl, SlopeFollowing, Noise):
     """Only the groups' options."""
 
@@ -48,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_SLOPES}
 
 
 def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
-    actor, critic = make_bodies(cfg, env, seed, normalised=True)
+    actor, critic = make_bodies(cfg, env, seed)
     return ControlNetworks(Actor(actor, env.action_space), Critic(critic))
 
 

@@ -38,10 +38,10 @@ from shoal.replay import n_step
 from shoal.state import Stateful
 
 RATES: dict[str, Any] = {"actor_rate": 1e-4, "critic_rate": 1e-4, "grad_clip": 40.0}  # a norm for each
-WIDTHS: dict[str, Any] = {"actor_hidden": (300, 200), "critic_hidden": (400, 300)}
+NETWORKS: dict[str, Any] = {"actor_hidden": (300, 200), "critic_hidden": (400, 300), "layer_norm": True}
 
 
-@config(n=5, target_every=100, **RATES, **WIDTHS)
+@config(n=5, target_every=100, **RATES, **NETWORKS)
 class Config(ContinuousControl, SlopeFollowing, Noise):
     critic: Literal["categorical", "quantile"] = "categorical"
     atoms: Annotated[int, AtLeast(2)] = 51  # of the categorical distribution
@@ -62,7 +62,7 @@ def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
             f"--critic quantile needs --quantiles and --kappa above 0, not {cfg.quantiles} and {cfg.kappa:g}."
         )
     atoms = cfg.quantiles if cfg.critic == "quantile" else cfg.atoms
-    bodies = make_bodies(cfg, env, seed, critic_outputs=atoms, normalised=True)
+    bodies = make_bodies(cfg, env, seed, critic_outputs=atoms)
     critic = Critic(bodies[1], cfg.critic, atoms)
     if cfg.critic == "categorical":
         critic.set_support(cfg.support_low, cfg.support_high)

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Whole, config
+from shoal.config import Amount, Positive, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import importance_mean, value_metrics
@@ -38,16 +38,17 @@ RATES = {"actor_rate": 3e-4, "critic_rate": 3e-4, "target_rate": 0.005}
 @config(replay="uniform", n=1, target_every=1, grad_clip=0.0, **RATES)
 class Config(ContinuousControl):
     random_steps: Whole = 1_000  # of all environments together, with uniform actions, before the actor acts
+    temperature: Positive = 1.0  # what entropy is worth at first, in units of scaled rewards
     temperature_rate: Amount = 3e-4
     target_entropy: float | None = None  # nats; None: minus the number of action components
 
 
-PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_CONTROL}
+PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_CONTROL | {"temperature": 0.1, "temperature_rate": 1e-3}}
 
 
 def make_networks(cfg: Config, env: Spaces, seed: int) -> TemperedNetworks:
     actor, *critics = make_bodies(cfg, env, seed, actor_outputs=2, critics=2)
-    return TemperedNetworks(GaussianActor(actor, env.action_space), TwinCritic(*critics))
+    return TemperedNetworks(GaussianActor(actor, env.action_space), TwinCritic(*critics), cfg.temperature)
 
 
 def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> SquashedGaussianPolicy:

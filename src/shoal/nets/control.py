@@ -31,7 +31,6 @@ from shoal.nets.user import zeros
 CriticKind = Literal["scalar", "categorical", "quantile"]
 HEAD_GAIN = 0.01  # actions begin in the middle of their bounds, values near 0
 LOG_STD_RANGE = (-5.0, 2.0)  # of a Gaussian actor
-INITIAL_TEMPERATURE = 1.0
 
 
 class ActionUnits(nn.Module):
@@ -183,9 +182,9 @@ class ControlNetworks(nn.Module):
 class TemperedNetworks(ControlNetworks):
     """The same with the temperature of maximum-entropy learning, which is published with the weights."""
 
-    def __init__(self, actor: GaussianActor, critic: TwinCritic) -> None:
+    def __init__(self, actor: GaussianActor, critic: TwinCritic, temperature: float) -> None:
         super().__init__(actor, critic)
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(INITIAL_TEMPERATURE)))
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
 
 
 class ActorBody(nn.Module):
@@ -235,6 +234,8 @@ class ControlConfig(Protocol):
     def critic_hidden(self) -> tuple[int, ...]: ...
     @property
     def activation(self) -> str: ...
+    @property
+    def layer_norm(self) -> bool: ...
 
 
 def make_bodies(
@@ -245,7 +246,6 @@ def make_bodies(
     actor_outputs: int = 1,  # for each part of an action
     critic_outputs: int = 1,
     critics: int = 1,
-    normalised: bool = False,
 ) -> list[nn.Module]:
     """The body of an actor and those of its critics, the user's own when the config names a factory.
 
@@ -258,7 +258,7 @@ def make_bodies(
             outputs = actor_outputs * size, critic_outputs
             pairs = [_make_pair(cfg.network, env, size, *outputs) for _ in range(critics)]
             return [pairs[0][0], *(critic for _, critic in pairs)]
-        form = cfg.activation, normalised
+        form = cfg.activation, cfg.layer_norm
         return [
             ActorBody(env, actor_outputs * size, cfg.actor_hidden, *form),
             *(CriticBody(env, critic_outputs, cfg.critic_hidden, *form) for _ in range(critics)),
