@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import shoal
-from shoal.config import apply_preset, did_you_mean
+from shoal.config import Count, Positive, Seed, apply_preset, did_you_mean, validate
 from shoal.errors import UserError
-from shoal.experiment.arguments import HELP, parse, peek
+from shoal.experiment.arguments import HELP, Typed, peek, read
 from shoal.experiment.options import Options, Runtime
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ usage: shoal COMMAND …
   shoal eval RUN                         play a trained policy again, from its run directory
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
+  shoal completion                       a script that completes these words in bash and zsh
   shoal bench throughput ALGORITHM       steps per second of the same program
   shoal bench replay                     items per second of the replay service
   shoal --version
@@ -84,6 +85,7 @@ def _dispatch(words: Sequence[str], started: float) -> int:
         "eval": _eval,
         "plot": _plot,
         "algorithms": _algorithms,
+        "completion": _completion,
         "bench": _bench,
     }
     if not words or words[0] in (*HELP, "help"):
@@ -104,19 +106,20 @@ def _dispatch(words: Sequence[str], started: float) -> int:
 class Output:
     """How results are told."""
 
-    json: bool = False  # progress goes to stderr; the last line of stdout is one JSON object
+    json: bool = False
+    """Progress goes to stderr; the last line of stdout is one JSON object."""
 
 
 def _train(words: Sequence[str], started: float) -> int:
     name, words = _algorithm("train", words)
     _warm(words)
-    algorithm, env, config, parsed = _configure("train", name, words, {"run": Options(), "output": Output()})
+    algorithm, env, config, typed = _configure("train", name, words, Options, Output)
     from shoal.experiment import view
     from shoal.experiment.training import Experiment, summary
     from shoal.runtime import RunFailed
 
-    as_json = parsed["output"].json
-    experiment = Experiment(name, algorithm, config, env, parsed["run"], started)
+    as_json = typed.make(Output).json
+    experiment = Experiment(name, algorithm, config, env, typed.make(Options), started)
     result, failure = experiment.run(view.choose(quiet=False, json=as_json))
     print("\n".join(summary(result)), file=sys.stderr if as_json else sys.stdout, flush=True)
     if failure is not None:
@@ -145,22 +148,30 @@ def _algorithm(command: str, words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _configure(
-    command: str, name: str, words: Sequence[str], others: dict[str, Any]
-) -> tuple[Algorithm, EnvSpec, Any, dict[str, Any]]:
-    """The algorithm, its environment, and the finished config: defaults, then the preset, then what was typed."""
+    command: str, name: str, words: Sequence[str], *others: type[Any]
+) -> tuple[Algorithm, EnvSpec, Any, Typed]:
+    """The algorithm, its environment, its finished config (defaults, then the preset, then what was typed), and all
+    that was typed."""
     from shoal.experiment import registry
     from shoal.experiment.training import describe_env
 
     algorithm = registry.load(name)
-    chosen = {key: value for key in ("env", "preset", "vectorizer") if (value := peek(words, key)) is not None}
-    chosen = {key: value for key, value in chosen.items() if hasattr(algorithm.Config, key)}
-    config = algorithm.Config(**chosen)
+    command = f"shoal {command} {name}"
+    typed = read(words, [*others, algorithm.Config], command)
+    config = typed.make(algorithm.Config)
     env = describe_env(config)
     config = apply_preset(config, algorithm.PRESETS, env.kind)
-    description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
-    heading = registry.short_name(name)
-    parsed = parse({**others, heading: config}, words, f"shoal {command} {name}", description)
-    return algorithm, env, parsed.pop(heading), parsed
+    if typed.help:
+        description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
+        _print_help(command, description, config, *(other() for other in others))
+    return algorithm, env, config, typed
+
+
+def _print_help(command: str, description: str, *parts: Any, words: str = "") -> NoReturn:
+    from shoal.experiment.usage import help_text
+
+    print(help_text(command, description, parts, words))
+    raise SystemExit(OK)
 
 
 # ---- the other commands ----------------------------------------------------------------------------------------------
@@ -168,20 +179,32 @@ def _configure(
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    episodes: int = 50
-    seed: int | None = None  # drawn anew when none is given
+    """How it is played."""
+
+    episodes: Count = 50
+    """Fresh ones, played greedily."""
+    seed: Seed | None = None
+    """Of the environments; drawn anew when none is given."""
+    env: str | None = None
+    """module:factory or id in place of the recorded one."""
+    network: str | None = None
+    """module:factory in place of the recorded one."""
     json: bool = False
+    """Print one JSON object."""
 
 
 def _eval(words: Sequence[str], started: float) -> int:
-    runs, words = _split(words)
-    options: EvalOptions = parse({"eval": EvalOptions()}, words, "shoal eval", "Play a trained policy again.")["eval"]
-    if len(runs) != 1:
+    typed = read(words, [EvalOptions], "shoal eval", positional=True)
+    if typed.help:
+        _print_help("shoal eval", "Play a trained policy again, from its run directory.", EvalOptions(), words="RUN")
+    if len(typed.words) != 1:
         raise UserError("shoal eval needs one run directory: shoal eval runs/NAME [--episodes N] [--json]")
+    options: EvalOptions = typed.make(EvalOptions)
+    validate(options)
     from shoal.experiment.evaluation import evaluate_run
     from shoal.experiment.view import amount
 
-    found = evaluate_run(Path(runs[0]), options.episodes, options.seed)
+    found = evaluate_run(Path(typed.words[0]), options.episodes, options.seed, env=options.env, network=options.network)
     if options.json:
         _print_json(dataclasses.asdict(found))
     else:
@@ -195,21 +218,25 @@ def _eval(words: Sequence[str], started: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotOptions:
+    """What is drawn."""
+
     output: str = "curve.png"
+    """The picture; its ending says the format: png, pdf, svg, …"""
 
 
 def _plot(words: Sequence[str], started: float) -> int:
-    runs, words = _split(words)
-    options: PlotOptions = parse({"plot": PlotOptions()}, words, "shoal plot", "Draw runs.")["plot"]
-    if not runs:
+    typed = read(words, [PlotOptions], "shoal plot", positional=True)
+    if typed.help:
+        description = "Draw runs: a panel for each task, a curve for each setting, mean and spread over its seeds."
+        _print_help("shoal plot", description, PlotOptions(), words="RUN...")
+    if not typed.words:
         raise UserError("shoal plot needs run directories: shoal plot runs/A runs/B [--output curve.png]")
     from shoal.experiment.plots import draw
 
-    try:
-        labels = draw([Path(run) for run in runs], Path(options.output))
-    except OSError as error:
-        raise UserError(f"{options.output} cannot be written ({error.strerror}): give another --output.") from None
-    print(f"{', '.join(labels)} → {options.output}")
+    output = typed.make(PlotOptions).output
+    for label in draw([Path(run) for run in typed.words], Path(output)):
+        print(label)
+    print(f"→ {output}")
     return OK
 
 
@@ -223,16 +250,37 @@ def _algorithms(words: Sequence[str], started: float) -> int:
     return OK
 
 
+def _completion(words: Sequence[str], started: float) -> int:
+    if words:
+        if words[0] not in HELP:
+            raise UserError(f"shoal completion takes no arguments, not {' '.join(words)}.")
+        print("usage: shoal completion > ~/.shoal-completion\n\nSource that file in ~/.bashrc, or, after")
+        print("autoload -U bashcompinit && bashcompinit, in ~/.zshrc.")
+        return OK
+    from shoal.experiment import registry
+    from shoal.experiment.usage import completion_script
+
+    commands: dict[str, list[type[Any]]] = {"eval": [EvalOptions], "plot": [PlotOptions]}
+    commands |= {name: [] for name in ("train", "algorithms", "completion", "bench")}
+    algorithms = {name: [Options, Output, registry.load(name).Config] for name in registry.names()}
+    print(completion_script(commands, algorithms))
+    return OK
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The algorithm runs with the config that `shoal train` would use, only without the evaluator."""
+    """The measurement; the algorithm runs with the config that `shoal train` would use, without the evaluator."""
 
-    seconds: float = 10.0  # measured, after the warm-up
-    repeat: int = 1  # runs; their median counts
+    seconds: Positive = 10.0
+    """Measured, after the warm-up."""
+    repeat: Count = 1
+    """Runs; their median counts."""
     runtime: Runtime = "local"
-    ray_address: str | None = None  # of a running Ray cluster
-    seed: int = 0
-    json: bool = False  # the last line of stdout is one JSON object
+    ray_address: str | None = None
+    """Of a running Ray cluster."""
+    seed: Seed = 0
+    json: bool = False
+    """The last line of stdout is one JSON object."""
 
 
 def _bench(words: Sequence[str], started: float) -> int:
@@ -250,14 +298,13 @@ def _bench(words: Sequence[str], started: float) -> int:
 def _bench_throughput(words: Sequence[str]) -> int:
     name, words = _algorithm("bench throughput", words)
     _warm(words)
-    algorithm, env, config, parsed = _configure("bench throughput", name, words, {"bench": BenchOptions()})
+    algorithm, env, config, typed = _configure("bench throughput", name, words, BenchOptions)
     from shoal.experiment.throughput import Measurement, throughput
     from shoal.runtime import RunFailed
 
-    bench: BenchOptions = parsed["bench"]
+    bench: BenchOptions = typed.make(BenchOptions)
+    validate(bench)
     options = Options(runtime=bench.runtime, ray_address=bench.ray_address, seed=bench.seed)
-    if bench.repeat < 1 or bench.seconds <= 0:
-        raise UserError("shoal bench throughput needs --repeat of at least 1 and --seconds above 0.")
 
     def show(run: Measurement) -> None:
         print(
@@ -290,12 +337,6 @@ def _bench_replay(words: Sequence[str]) -> int:
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Positional words at the front, then options."""
-    first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
-    return list(words[:first]), list(words[first:])
 
 
 def _print_json(record: dict[str, Any]) -> None:

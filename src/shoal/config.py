@@ -2,25 +2,37 @@
 
 A config's values come from three places, the later ones winning: the dataclass's defaults, the preset, what the user
 gave. `config` makes such a dataclass and remembers what was given. What a field may be stands in its type: `Count`,
-`Share`, `Widths`, or any `Annotated` with the limits below.
+`Share`, `Widths`, or any `Annotated` with the limits below. What it is for stands in the string below it, which editors
+show, `--help` prints and the class's own docstring lists.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import difflib
 import functools
+import inspect
+import io
+import itertools
 import math
+import numbers
+import textwrap
+import tokenize
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from shoal.errors import UserError
+from shoal.factories import Factory as Factory
 
 C = TypeVar("C")
 AUTO, NONE = "auto", "none"
+NEAR = 0.6  # how alike two words are before one is suggested for the other
+LARGEST = 2**63 - 1  # whole numbers end up in arrays
 
 
 # ---- what a field may be ---------------------------------------------------------------------------------------------
@@ -65,6 +77,7 @@ Amount = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, Above(0)]
 Share = Annotated[float, Between(0, 1)]
 Widths = Annotated[tuple[int, ...], LayerWidths()]
+Seed = Annotated[int, Between(0, 2**32 - 1)]
 Limit = AtLeast | Above | Between | LayerWidths
 
 
@@ -79,6 +92,7 @@ def config(**defaults: Any) -> Callable[[type[C]], type[C]]:
     """
 
     def make(cls: type[C]) -> type[C]:
+        own = cls.__dict__.get("__doc__")
         made: Any = dataclass(frozen=True, kw_only=True)(cls)
         fields = made.__dataclass_fields__
         for name, value in defaults.items():
@@ -88,6 +102,9 @@ def config(**defaults: Any) -> Callable[[type[C]], type[C]]:
 
         @functools.wraps(init)
         def remember(self: Any, **values: Any) -> None:
+            for name in values.keys() - fields.keys():
+                raise UserError(f"{made.__module__}.{made.__qualname__} has no {name!r}.{did_you_mean(name, fields)}")
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
             init(self, **(defaults | values))
             names = set(values)
             if names == set(fields):  # dataclasses.replace gives all of them: count those that are not the defaults
@@ -95,6 +112,7 @@ def config(**defaults: Any) -> Callable[[type[C]], type[C]]:
             object.__setattr__(self, "_given", frozenset(names))
 
         made.__init__ = remember
+        made.__doc__ = FieldList(own)
         return typing.cast(type[C], made)
 
     return make
@@ -115,7 +133,7 @@ def apply_preset(config: C, presets: Mapping[str, Mapping[str, Any]], kind: str)
     asked = getattr(config, "preset", AUTO)
     name = (kind if kind in presets else NONE) if asked == AUTO else asked
     if name not in presets and name != NONE:
-        raise UserError(_unknown("--preset", name, [*presets, AUTO, NONE]))
+        raise UserError(unknown("--preset", name, [*presets, AUTO, NONE]))
     kept = given(config)
     changes = {key: value for key, value in presets.get(name, {}).items() if key not in kept}
     if hasattr(config, "preset"):
@@ -139,16 +157,21 @@ def validate(config: Any) -> None:
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
+        shown = f"{option(field.name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+        if (wanted := _wanted(hint, value)) is not None:
+            raise UserError(f"{option(field.name)} {value!r} is no such value: give {wanted}.")
         if value is None:
             continue
-        shown = f"{option(field.name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{shown} is not a finite number: give one.")
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(part, int) and abs(part) > LARGEST for part in parts):
+            raise UserError(f"{shown} is too large: give at most {LARGEST}.")
         for limit in _limits(hint):
             if (fault := limit.fault(value)) is not None:
                 raise UserError(f"{shown} {fault}")
         if (choices := _choices(hint)) and value not in choices:
-            raise UserError(_unknown(option(field.name), value, choices))
+            raise UserError(unknown(option(field.name), value, choices))
     _check_sizes(config)
 
 
@@ -156,6 +179,40 @@ def _limits(hint: Any) -> Iterable[Limit]:
     """Those of a type, also where it is one of several (`Count | None`)."""
     for part in (hint, *typing.get_args(hint)):
         yield from (note for note in getattr(part, "__metadata__", ()) if isinstance(note, Limit))
+
+
+def _wanted(hint: Any, value: Any) -> str | None:
+    """What a field of this type takes, where the value is something else."""
+    hint = plain_type(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        wanted = [_wanted(part, value) for part in typing.get_args(hint)]
+        return None if None in wanted else " or ".join(typing.cast(list[str], wanted))
+    if hint is type(None):
+        return None if value is None else "None"
+    if typing.get_origin(hint) is tuple:
+        fits = isinstance(value, tuple) and all(_wanted(typing.get_args(hint)[0], part) is None for part in value)
+        return None if fits else "whole numbers"
+    if hint is str and value == "":
+        return "a name"
+    for kind, accepted, wanted_words in _TYPES:
+        if hint is kind or typing.get_origin(hint) is kind:
+            truth = isinstance(value, bool) and kind is not bool
+            return None if isinstance(value, accepted) and not truth else wanted_words
+    return None
+
+
+_TYPES: tuple[tuple[Any, Any, str], ...] = (  # numpy's numbers are numbers, truth values are not
+    (bool, bool, "True or False"),
+    (int, numbers.Integral, "a whole number"),
+    (float, numbers.Real, "a number"),
+    (str, str, "a name"),
+    (Callable, Callable, "a function or class"),
+)
+
+
+def plain_type(hint: Any) -> Any:
+    """A type without its limits."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def _check_sizes(config: Any) -> None:
@@ -187,16 +244,61 @@ def option(name: str) -> str:
     return "--" + name.rstrip("_").replace("_", "-")
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = NEAR) -> str:
     """ " Did you mean …?", or nothing when nothing is near."""
     by_lower_case = {candidate.lower(): candidate for candidate in candidates}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=cutoff)
     return f" Did you mean {by_lower_case[near[0]]}?" if near else ""
 
 
-def _unknown(name: str, value: Any, choices: Iterable[str]) -> str:
+def unknown(name: str, value: Any, choices: Iterable[str]) -> str:
     return f"{name} {value} is not known: choose one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"
 
 
 def _choices(hint: Any) -> tuple[str, ...] | None:
     return typing.get_args(hint) if typing.get_origin(hint) is Literal else None
+
+
+# ---- what is said of fields ------------------------------------------------------------------------------------------
+
+
+def field_texts(cls: type[Any]) -> dict[str, str]:
+    """What each field is for: the string below its declaration, or the comment beside it."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= {name: text for name, text in _declared_texts(base).items() if text}
+    return found
+
+
+@functools.cache
+def _declared_texts(cls: type[Any]) -> dict[str, str]:
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # typed into a console: nothing to read
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    beside = {token.end[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    found = {}
+    for statement, following in itertools.pairwise([*ast.parse(source).body[0].body, None]):  # type: ignore[attr-defined]
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            below = following.value if isinstance(following, ast.Expr) else None
+            said = below.value if isinstance(below, ast.Constant) and isinstance(below.value, str) else None
+            found[statement.target.id] = " ".join((said or beside.get(statement.end_lineno or 0, "")).split())
+    return found
+
+
+class FieldList:
+    """A config's docstring: its own, and its fields. Made when somebody reads it, since sources have to be read."""
+
+    def __init__(self, own: str | None) -> None:
+        self._own = own
+
+    def __get__(self, instance: object, cls: type[Any]) -> str:
+        texts = field_texts(cls)
+        lines = [
+            f"    {field.name}: {texts.get(field.name, '')} [{field.default}]" for field in dataclasses.fields(cls)
+        ]
+        own = self._own or f"What is the algorithm's own ({cls.__module__.rpartition('.')[2]})."
+        return "\n".join([own, "", *lines])

@@ -7,29 +7,41 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from shoal.config import Amount, Count, Positive, Share, Whole, Widths, config
+from shoal.config import Amount, Count, Factory, Positive, Share, Whole, Widths, config
+
+Activation = Literal["tanh", "relu"]
 
 
 @config()
 class Acting:
     """Who acts, and where."""
 
-    env: str = "CartPole-v1"
-    preset: str = "auto"  # auto: by the environment's kind
+    env: Factory = "CartPole-v1"
+    """A Gymnasium id, module:factory, or in Python the function or class that makes the environment."""
+    preset: str = "auto"
+    """Which settings to begin with; auto: those for the environment's kind, none: the fields' own defaults."""
     actors: Count = 1
+    """Nodes that act."""
     envs_per_actor: Count = 64
-    vectorizer: str = "auto"  # native where the environment has one, else sync
-    acting_device: str = "cpu"  # what policies compute on; with central inference, the servers
+    """Environments that each of them steps together."""
+    vectorizer: Literal["auto", "native", "sync", "async"] = "auto"
+    """native: the environment's own vector version; async: a process each; auto: native or else sync."""
+    acting_device: str = "cpu"
+    """What policies compute on; with central inference, the servers."""
 
 
 @config()
 class CentralInference:
     """Networks beside the actors, or in servers of their own."""
 
-    inference: Literal["local", "central"] = "local"  # central: actors own no network and ask an inference server
+    inference: Literal["local", "central"] = "local"
+    """central: actors own no network and ask an inference server."""
     inference_servers: Count = 1
-    inference_batch: Whole = 0  # environments answered at once; 0: all of a server's actors
-    inference_wait: Amount = 0.002  # seconds a request waits for others to share its batch
+    """How many, among which actors are divided."""
+    inference_batch: Whole = 0
+    """Environments answered at once; 0: all of a server's actors."""
+    inference_wait: Amount = 0.002
+    """Seconds a request waits for others to share its batch."""
 
 
 @config()
@@ -37,140 +49,203 @@ class Rewards:
     """What learners make of the environment's rewards. What is stored stays raw."""
 
     reward_scale: Positive = 1.0
-    reward_clip: Amount = 0.0  # rewards are clipped to ± this before scaling; 0: not at all
+    """Rewards are multiplied by this."""
+    reward_clip: Amount = 0.0
+    """Rewards are clipped to ± this before scaling; 0: not at all."""
 
 
 @config()
 class Learning:
     """Who learns, and how fast."""
 
-    learners: Count = 1  # each takes its share of a batch; gradients are summed over all of them
-    learner_threads: Count = 1  # that each learner computes with on a CPU
-    device: str = "cpu"  # what learners compute on
+    learners: Count = 1
+    """Each takes its share of a batch; gradients are summed over all of them."""
+    learner_threads: Count = 1
+    """Threads that each learner computes with on a CPU."""
+    device: str = "cpu"
+    """What learners compute on."""
     gamma: Share = 0.99
-    epsilon: Amount = 1e-8  # of the optimizer
-    grad_clip: Amount = 0.5  # norm; 0: not at all
+    """Discount of each step."""
+    epsilon: Amount = 1e-8
+    """The optimizer's small number."""
+    grad_clip: Amount = 0.5
+    """Largest norm of a gradient; 0: not clipped."""
 
 
 @config()
 class Rollouts:
     """On-policy data: a queue of rollouts, each trained on once."""
 
-    unroll: Count = 20  # transitions per item; one more observation is kept to bootstrap
-    queue: Count = 128  # items that may wait for the learner; actors block when it is full
-    batch: Count = 64  # items per update
-    publish_every: Count = 1  # updates between versions of the weights
+    unroll: Count = 20
+    """Transitions per item; one more observation is kept to bootstrap."""
+    queue: Count = 128
+    """Items that may wait for the learner; actors block when it is full."""
+    batch: Count = 64
+    """Items per update."""
+    publish_every: Count = 1
+    """Updates between versions of the weights."""
 
 
 @config()
 class Experience:
     """Off-policy data: a replay of items that are sampled again and again."""
 
-    rows: Count = 16  # steps of every environment between two messages to the replay, and two looks for new weights
+    rows: Count = 16
+    """Steps of every environment between two messages to the replay, and two looks for new weights."""
     replay: Literal["prioritized", "uniform"] = "prioritized"
-    shards: Count = 1  # replay services
-    capacity: Count = 100_000  # items; a soft limit: what is over it goes every 100 updates, the oldest first
-    learning_starts: Count = 1_000  # items that are there before the first update
-    samples_per_insert: Amount = 0.0  # 0: acting and learning go at their own pace
+    """How items are drawn."""
+    shards: Count = 1
+    """Replay services."""
+    capacity: Count = 100_000
+    """Items; a soft limit: what is over it goes every 100 updates, the oldest first."""
+    learning_starts: Count = 1_000
+    """Items that are there before the first update."""
+    samples_per_insert: Amount = 0.0
+    """How often an item is sampled on average, which holds acting and learning to a ratio; 0: each at its own pace."""
     priority_exponent: Amount = 0.6
+    """Items are drawn with probabilities that go as their priority to this power; 0: uniformly."""
     importance_exponent: Amount = 0.4
-    pattern: str | None = None  # module:factory of a pattern in place of the usual one; called with this config
-    n: Count = 3  # steps of a return
-    batch: Count = 512  # items per update
-    publish_every: Count = 1  # updates between versions of the weights
-    target_every: Count = 200  # updates after which the target network follows
+    """How far the bias of drawing by priority is taken back; 1: wholly."""
+    pattern: Factory | None = None
+    """module:factory of a pattern in place of the usual one, called with this config."""
+    n: Count = 3
+    """Steps of a return."""
+    batch: Count = 512
+    """Items per update."""
+    publish_every: Count = 1
+    """Updates between versions of the weights."""
+    target_every: Count = 200
+    """Updates after which the target network follows."""
 
 
 @config()
 class EpsilonLadder:
     """Exploration by ε-greedy actions, each environment with its own ε."""
 
-    ladder_base: Share = 0.4  # environment i of N explores with ε = base^(1 + exponent · i/(N−1))
+    ladder_base: Share = 0.4
+    """Environment i of N explores with ε = base^(1 + exponent · i/(N−1))."""
     ladder_exponent: Amount = 7.0
+    """How far the environments' ε differ."""
 
 
 @config()
 class DuelingNetwork:
     """A value for each action."""
 
-    network: str | None = None  # module:factory, see shoal.nets.user_q
+    network: Factory | None = None
+    """module:factory, see shoal.nets.user_q."""
     hidden: Widths = (256, 256)
-    activation: str = "relu"
-    stream: Whole = 0  # width of the hidden layers of value and advantage; 0: none
+    """Widths of the hidden layers."""
+    activation: Activation = "relu"
+    """Between layers."""
+    stream: Whole = 0
+    """Width of the hidden layers of value and advantage; 0: none."""
     learning_rate: Amount = 1e-3
+    """Of the optimizer."""
 
 
 @config()
 class PolicyAndValue:
     """A policy and a value, over one torso or one each."""
 
-    network: str | None = None  # module:factory, see shoal.nets.user
+    network: Factory | None = None
+    """module:factory, see shoal.nets.user."""
     hidden: Widths = (64, 64)
-    activation: str = "tanh"
+    """Widths of the hidden layers."""
+    activation: Activation = "tanh"
+    """Between layers."""
     shared_torso: bool = True
-    state_dependent_std: bool = False  # Box actions: the network gives the standard deviation too
-    lstm: Whole = 0  # width of the recurrent core; 0: feed-forward
+    """Policy and value share their hidden layers."""
+    state_dependent_std: bool = False
+    """Box actions: the network gives the standard deviation too."""
+    lstm: Whole = 0
+    """Width of the recurrent core; 0: feed-forward."""
 
 
 @config()
 class PolicyGradient:
     """What policy gradients weigh against each other."""
 
-    lambda_: Share = 1.0  # how far returns look before they trust values
+    lambda_: Share = 1.0
+    """How far returns look before they trust values."""
     entropy_cost: float = 0.01
+    """How much entropy counts in the loss."""
     value_cost: float = 0.5
+    """How much the value's error counts in the loss."""
     learning_rate: Amount = 1e-3
+    """Of the optimizer."""
 
 
 @config()
 class ImportanceClips:
     """How far V-trace lets ratios of probabilities count."""
 
-    clip_rho: Amount = 1.0  # in targets
-    clip_c: Amount = 1.0  # in how far errors reach back
+    clip_rho: Amount = 1.0
+    """Largest ratio in the targets of values."""
+    clip_c: Amount = 1.0
+    """Largest ratio in how far errors reach back."""
 
 
 @config()
 class Proximal:
     """Several passes over the same rollouts, held near the policy that acted."""
 
-    epochs: Count = 4  # passes over a batch
-    minibatches: Count = 4  # updates per pass
-    clip: Amount = 0.2  # how far the ratio of probabilities may move before it gains no more
-    anneal_steps: Whole = 0  # the learning rate falls linearly to 0 over so many environment steps; 0: constant
+    epochs: Count = 4
+    """Passes over a batch."""
+    minibatches: Count = 4
+    """Updates per pass."""
+    clip: Amount = 0.2
+    """How far the ratio of probabilities may move before it gains no more."""
+    anneal_steps: Whole = 0
+    """The learning rate falls linearly to 0 over so many environment steps; 0: constant."""
     normalize_advantages: bool = True
+    """To mean 0 and deviation 1 in every minibatch."""
     normalize_observations: bool = False
-    normalize_rewards: bool = False  # by the spread of discounted returns
+    """By running mean and deviation, which are saved with the weights."""
+    normalize_rewards: bool = False
+    """By the spread of discounted returns."""
 
 
 @config()
 class ActorAndCritics:
     """An actor and critics of observation and action."""
 
-    network: str | None = None  # module:factory, see shoal.nets.control
+    network: Factory | None = None
+    """module:factory, see shoal.nets.control."""
     actor_hidden: Widths = (256, 256)
+    """Widths of the actor's hidden layers."""
     critic_hidden: Widths = (256, 256)
-    activation: str = "relu"
-    layer_norm: bool = False  # layer normalisation and tanh after the first layer, as in D4PG
+    """Widths of a critic's hidden layers."""
+    activation: Activation = "relu"
+    """Between layers."""
+    layer_norm: bool = False
+    """Layer normalisation and tanh after the first layer, as in D4PG."""
     actor_rate: Amount = 1e-3
+    """The actor's learning rate."""
     critic_rate: Amount = 1e-3
-    target_rate: Share = 1.0  # how much of the way to the networks the target networks go: 1 copies
+    """The critics' learning rate."""
+    target_rate: Share = 1.0
+    """How much of the way to the networks the target networks go: 1 copies."""
 
 
 @config()
 class SlopeFollowing:
     """How an actor follows the slope of its critic."""
 
-    slope_clip: Amount = 1.0  # dQ/da of each part of an action is clipped to ± this; 0: not at all
-    saturation_cost: Amount = 0.0  # on squares of what tanh makes actions of: keeps them from sticking to their bounds
+    slope_clip: Amount = 1.0
+    """dQ/da of each part of an action is clipped to ± this; 0: not at all."""
+    saturation_cost: Amount = 0.0
+    """On squares of what tanh makes actions of: keeps them from sticking to their bounds."""
 
 
 @config()
 class Noise:
     """Exploration by Gaussian noise on actions, in units of half their range."""
 
-    noise: Amount = 0.3  # deviation; the largest, where environments differ
-    noise_smallest: Amount = 0.0  # deviations go down to this one over all environments; 0: the same for all
+    noise: Amount = 0.3
+    """Deviation; the largest, where environments differ."""
+    noise_smallest: Amount = 0.0
+    """Deviations go down to this one over all environments; 0: the same for all."""
 
 
 @config(env="Pendulum-v1", envs_per_actor=8, rows=8, capacity=1_000_000, batch=256)

@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     ),
     "experiment": (
         "acting algorithms config envs errors factories loops program replay runtime versions",
-        "numpy torch rich tyro matplotlib",
+        "numpy torch rich matplotlib",
     ),
     "cli": ("config errors envs experiment runtime", ""),
     "__main__": ("cli", ""),

@@ -35,21 +35,33 @@ from shoal.state import Stateful
 
 @config(actors=2)
 class Config(PolicyAndValue, PolicyGradient, Rewards, Acting):
-    unroll: Count = 20  # rows of each environment per gradient
+    unroll: Count = 20
+    """Rows of each environment per gradient."""
     gamma: Share = 0.99
+    """Discount of each step."""
     loss_scale: float = 1.0
-    grad_clip: Amount = 0.5  # norm; 0: not at all
+    """The loss is multiplied by this."""
+    grad_clip: Amount = 0.5
+    """Largest norm of a gradient; 0: not clipped."""
 
     # gradient service
 
-    synchronous: bool = False  # A2C: every step waits for one gradient of each worker
-    reduce: Count = 1  # gradients per step, when asynchronous
-    max_staleness: Whole = 0  # gradients older than so many steps are refused; 0: eight steps per worker
-    shards: Count = 1  # servers among which the parameters are divided
-    publish_every: Count = 10  # steps between versions of the weights for the evaluator
-    anneal_updates: Whole = 0  # the learning rate falls linearly to 0 over so many steps; 0: constant
+    synchronous: bool = False
+    """A2C: every step waits for one gradient of each worker."""
+    reduce: Count = 1
+    """Gradients per step, when asynchronous."""
+    max_staleness: Whole = 0
+    """Gradients older than so many steps are refused; 0: eight steps per worker."""
+    shards: Count = 1
+    """Servers among which the parameters are divided."""
+    publish_every: Count = 10
+    """Steps between versions of the weights for the evaluator."""
+    anneal_updates: Whole = 0
+    """The learning rate falls linearly to 0 over so many steps; 0: constant."""
     decay: Share = 0.99
-    epsilon: Amount = 1e-5  # inside the root
+    """Of RMSProp's mean of squares."""
+    epsilon: Amount = 1e-5
+    """RMSProp's small number, inside the root."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -36,9 +36,12 @@ from shoal.state import Stateful
 
 @config(grad_clip=40.0)
 class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, Rewards, CentralInference, Acting):
-    quantiles: Whole = 0  # of the return, per action; 0: only its mean
-    kappa: Amount = 0.0  # TD errors beyond it count linearly; 0: all are squared, or with quantiles as 1
-    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, as in the paper
+    quantiles: Whole = 0
+    """Of the return, per action; 0: only its mean."""
+    kappa: Amount = 0.0
+    """TD errors beyond it count linearly; 0: all are squared, or with quantiles as 1."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop: centred, as in the paper."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

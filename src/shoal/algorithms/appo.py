@@ -50,7 +50,8 @@ from shoal.state import Stateful
 class Config(
     PolicyAndValue, Proximal, PolicyGradient, ImportanceClips, Learning, Rollouts, Rewards, CentralInference, Acting
 ):
-    target_every: Count = 2  # learner steps between two copies of the network into the target policy
+    target_every: Count = 2
+    """Learner steps between two copies of the network into the target policy."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

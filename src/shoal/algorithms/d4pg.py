@@ -44,11 +44,17 @@ NETWORKS: dict[str, Any] = {"actor_hidden": (300, 200), "critic_hidden": (400, 3
 @config(n=5, target_every=100, **RATES, **NETWORKS)
 class Config(ContinuousControl, SlopeFollowing, Noise):
     critic: Literal["categorical", "quantile"] = "categorical"
-    atoms: Annotated[int, AtLeast(2)] = 51  # of the categorical distribution
-    support_low: float = -150.0  # returns between which the categorical critic's atoms lie, after reward_scale
+    """What the critic learns of the distribution of returns."""
+    atoms: Annotated[int, AtLeast(2)] = 51
+    """Of the categorical critic."""
+    support_low: float = -150.0
+    """Lowest return on the categorical critic's support, after reward_scale."""
     support_high: float = 150.0
+    """Highest return on it."""
     quantiles: Whole = 32
-    kappa: Amount = 1.0  # quantile errors beyond it count linearly
+    """Of the quantile critic."""
+    kappa: Amount = 1.0
+    """Quantile errors beyond it count linearly."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

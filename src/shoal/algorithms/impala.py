@@ -40,10 +40,14 @@ from shoal.state import Stateful
 
 @config(epsilon=1e-5)
 class Config(PolicyAndValue, PolicyGradient, ImportanceClips, Learning, Rollouts, Rewards, CentralInference, Acting):
-    clip_pg_rho: Amount = 1.0  # in the policy's gradient
+    clip_pg_rho: Amount = 1.0
+    """Largest ratio in the policy's gradient."""
     loss_scale: float = 1.0
-    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: with the small number inside the root, as in the paper
-    anneal_updates: Whole = 0  # the learning rate falls linearly to 0 over so many updates; 0: constant
+    """The loss is multiplied by this."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop: with the small number inside the root, as in the paper."""
+    anneal_updates: Whole = 0
+    """The learning rate falls linearly to 0 over so many updates; 0: constant."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -34,9 +34,12 @@ from shoal.state import Stateful
 
 @config(actors=2, lambda_=0.95, epsilon=1e-5)
 class Config(PolicyAndValue, Proximal, PolicyGradient, Learning, Rewards, Acting):
-    unroll: Count = 32  # transitions of each environment per iteration
-    value_clip: Amount = 0.0  # how far values may move before they gain no more; 0: as far as they like
-    target_kl: Amount = 0.0  # no further pass once the policy has moved this far; 0: never
+    unroll: Count = 32
+    """Transitions of each environment per iteration."""
+    value_clip: Amount = 0.0
+    """How far values may move before they gain no more; 0: as far as they like."""
+    target_kl: Amount = 0.0
+    """No further pass once the policy has moved this far; 0: never."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.recurrent_q import RecurrentQPolicy
 from shoal.batches import Batch
-from shoal.config import Count, Share, Whole, config
+from shoal.config import Count, Factory, Share, Whole, config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.functional.exploration import epsilon_ladder
@@ -58,12 +58,18 @@ from shoal.state import Stateful
     stream=64,
 )
 class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, CentralInference, Acting):
-    burn_in: Whole = 10  # steps before a sequence that only bring its recurrent state up to date
-    length: Count = 30  # steps of a sequence that are trained
-    period: Count = 15  # steps from the beginning of one sequence to that of the next
-    mix: Share = 0.9  # a sequence's priority is mix · max |δ| + (1 − mix) · mean |δ|
-    core: str | None = None  # module:factory of a recurrent core in place of the LSTM, see shoal.nets.user_q
-    lstm: Whole = 64  # its width
+    burn_in: Whole = 10
+    """Steps before a sequence that only bring its recurrent state up to date."""
+    length: Count = 30
+    """Steps of a sequence that are trained."""
+    period: Count = 15
+    """Steps from the beginning of one sequence to that of the next."""
+    mix: Share = 0.9
+    """A sequence's priority is mix · max |δ| + (1 − mix) · mean |δ|."""
+    core: Factory | None = None
+    """module:factory of a recurrent core in place of the LSTM, see shoal.nets.user_q."""
+    lstm: Whole = 64
+    """Its width."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

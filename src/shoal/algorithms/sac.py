@@ -37,10 +37,13 @@ RATES = {"actor_rate": 3e-4, "critic_rate": 3e-4, "target_rate": 0.005}
 
 @config(replay="uniform", n=1, target_every=1, grad_clip=0.0, **RATES)
 class Config(ContinuousControl):
-    random_steps: Whole = 1_000  # of all environments together, with uniform actions, before the actor acts
-    temperature: Positive = 1.0  # what entropy is worth at first, in units of scaled rewards
+    random_steps: Whole = 1_000
+    """Of all environments together, with uniform actions, before the actor acts."""
+    temperature: Positive = 1.0
+    """What entropy is worth at first, in units of scaled rewards."""
     temperature_rate: Amount = 3e-4
-    target_entropy: float | None = None  # nats; None: minus the number of action components
+    target_entropy: float | None = None
+    """Nats; None: minus the number of action components."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_CONTROL | {"temperature": 0.1, "temperature_rate": 1e-3}}

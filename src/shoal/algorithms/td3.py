@@ -38,8 +38,10 @@ SLOW: dict[str, Any] = {"target_every": 2, "target_rate": 0.005}  # every second
 
 @config(noise=0.1, replay="uniform", n=1, actor_rate=3e-4, critic_rate=3e-4, grad_clip=0.0, **SLOW)
 class Config(ContinuousControl, Noise):
-    random_steps: Whole = 1_000  # of all environments together, with uniform actions, before the actor acts
-    target_noise: Amount = 0.2  # deviation of the noise on target actions, in units of half their range
+    random_steps: Whole = 1_000
+    """Of all environments together, with uniform actions, before the actor acts."""
+    target_noise: Amount = 0.2
+    """Deviation of the noise on target actions, in units of half their range."""
     target_noise_clip: Amount = 0.5
 
 

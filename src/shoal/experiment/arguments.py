@@ -1,112 +1,229 @@
-"""From typed words to dataclasses: tyro does the parsing and the help, errors become one sentence each."""
+"""From typed words to the fields of dataclasses. What cannot be understood is one sentence that names the option."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
+import inspect
 import re
+import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from shoal.config import did_you_mean, option
+from shoal.config import did_you_mean, field_texts, option, plain_type, unknown
 from shoal.errors import UserError
 
 HELP = ("-h", "--help")
-_KINDS = {"INT": "a whole number", "FLOAT": "a number", "[INT [INT ...]]": "whole numbers"}
+SYNONYMS = {  # what other tools call it; the first that a command has is suggested
+    "lr": ("learning_rate", "actor_rate"),
+    "learning_rate": ("actor_rate",),
+    "discount": ("gamma",),
+    "gae_lambda": ("lambda_",),
+    "batch_size": ("batch",),
+    "buffer_size": ("capacity", "queue"),
+    "replay_size": ("capacity", "queue"),
+    "memory": ("capacity", "queue"),
+    "rollout_length": ("unroll", "length"),
+    "n_steps": ("unroll", "n"),
+    "num_steps": ("unroll", "n"),
+    "total_timesteps": ("stop_steps",),
+    "timesteps": ("stop_steps",),
+    "steps": ("stop_steps",),
+    "updates": ("stop_updates",),
+    "iterations": ("stop_updates",),
+    "time": ("stop_seconds",),
+    "timeout": ("stop_seconds",),
+    "target": ("stop_return",),
+    "reward": ("stop_return",),
+    "workers": ("actors",),
+    "num_workers": ("actors",),
+    "num_actors": ("actors",),
+    "num_envs": ("envs_per_actor",),
+    "n_envs": ("envs_per_actor",),
+    "envs": ("envs_per_actor",),
+    "env_id": ("env",),
+    "environment": ("env",),
+    "task": ("env",),
+    "gpu": ("device",),
+    "cuda": ("device",),
+    "ent_coef": ("entropy_cost",),
+    "vf_coef": ("value_cost",),
+    "max_grad_norm": ("grad_clip",),
+    "layers": ("hidden", "actor_hidden"),
+    "hidden_size": ("hidden", "actor_hidden"),
+    "hidden": ("actor_hidden",),
+    "tau": ("target_rate",),
+    "logdir": ("run_dir",),
+    "log_dir": ("run_dir",),
+    "save_dir": ("run_dir",),
+    "output_dir": ("run_dir",),
+    "out": ("output", "run_dir"),
+    "output": ("run_dir",),
+    "load": ("resume",),
+    "checkpoint": ("resume",),
+    "checkpoint_freq": ("checkpoint_every",),
+    "save_every": ("checkpoint_every",),
+    "eval_freq": ("eval_every",),
+    "cluster": ("ray_address",),
+    "address": ("ray_address",),
+    "backend": ("runtime",),
+}
 
 
-def parse(parts: Mapping[str, Any], words: Sequence[str], command: str, description: str) -> dict[str, Any]:
-    """Objects like the dataclass instances in `parts`, with what was typed in place of their values.
+@dataclass(frozen=True)
+class Option:
+    """A field as it is typed."""
 
-    The options of all parts stand side by side; a part's name is only the heading of its options in the help.
-    """
-    import tyro  # imported late: a run's processes should be starting already
+    field: str
+    owner: type[Any]  # the dataclass that is asked for it
+    group: type[Any]  # the one that declares it, from which the other inherits
+    kind: Any  # bool, int, float, str, or the choices as a tuple of strings
+    many: bool  # takes any number of words
+    text: str
 
-    flat: Any = tyro.conf.OmitArgPrefixes
-    fields = [(name, flat[type(part)]) for name, part in parts.items()]
-    combined: Any = dataclasses.make_dataclass("combined", fields)
-    words = _checked(words, parts, command)
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            found = tyro.cli(combined, prog=command, description=description, default=combined(**parts), args=words)
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise UserError(_sentence(errors.getvalue(), words, command)) from None
-    return {name: getattr(found, name) for name in parts}
+    @property
+    def name(self) -> str:
+        return option(self.field)
 
 
-def peek(words: Sequence[str], name: str, default: Any = None) -> Any:
-    """The value of one option before all are parsed."""
-    wanted = option(name)
-    value = default
-    for index, word in enumerate(words):
+def options_of(owner: type[Any]) -> list[Option]:
+    hints = typing.get_type_hints(owner, include_extras=True)
+    texts = field_texts(owner)
+    found = []
+    for field in dataclasses.fields(owner):
+        kind, many = _kind(plain_type(hints[field.name]))
+        group = next(base for base in owner.__mro__ if field.name in inspect.get_annotations(base))
+        found.append(Option(field.name, owner, group, kind, many, texts.get(field.name, "")))
+    return found
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    """What is typed for a field: of several types the one that can be, `str` for what only Python can give."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [plain_type(part) for part in typing.get_args(hint) if part is not type(None)]
+        return _kind(str if str in parts else parts[0])
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint), False
+    return hint, False
+
+
+@dataclass
+class Typed:
+    """What was typed: values by dataclass and field, and the words that belong to no option."""
+
+    values: dict[type[Any], dict[str, Any]]
+    words: list[str]
+    help: bool
+
+    def make(self, owner: type[Any]) -> Any:
+        return owner(**self.values[owner])
+
+
+def read(words: Sequence[str], owners: Iterable[type[Any]], command: str, positional: bool = False) -> Typed:
+    """The values that the words give to fields of the dataclasses, whose options stand side by side."""
+    owners = list(owners)
+    options = [found for owner in owners for found in options_of(owner)]
+    by_name = {found.name: (found, True) for found in options}
+    by_name |= {option(f"no_{found.field}"): (found, False) for found in options if found.kind is bool}
+    typed = Typed({owner: {} for owner in owners}, [], False)
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
         key, equals, given = word.partition("=")
-        if _normal(key) == wanted:
-            value = given if equals else (words[index + 1] if index + 1 < len(words) else default)
+        if word in HELP:
+            typed.help = True
+        elif not re.match(r"--?[A-Za-z]", word):
+            if not positional:
+                raise UserError(f"{command} does not understand {word!r}: see {command} --help.")
+            typed.words.append(word)
+        elif (name := normal(key)) not in by_name:
+            raise UserError(f"{command} has no option {key}.{suggestion(name, by_name) or f' See {command} --help.'}")
+        else:
+            asked, positive = by_name[name]
+            values = [given] if equals else _following(waiting, asked)
+            typed.values[asked.owner][asked.field] = _value(asked, name, values, positive, command)
+    return typed
+
+
+def peek(words: Sequence[str], field: str, default: str) -> str:
+    """The value of one option before all are read."""
+    value = default
+    for word, following in zip(words, [*words[1:], default]):
+        key, equals, given = word.partition("=")
+        if normal(key) == option(field):
+            value = given if equals else following
     return value
 
 
-def _checked(words: Sequence[str], parts: Mapping[str, Any], command: str) -> list[str]:
-    """The words as tyro knows them; an option that does not exist is refused here, with the nearest that does."""
-    names: dict[str, str] = {}
-    for part in parts.values():
-        hints = typing.get_type_hints(type(part))
-        for field in dataclasses.fields(part):
-            names[option(field.name)] = "--" + field.name
-            if hints[field.name] is bool:
-                names[option("no_" + field.name)] = "--no-" + field.name
-    checked = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not re.match(r"--?[A-Za-z]", key) or key in HELP:
-            checked.append(word)
-        elif _normal(key) in names:
-            checked.append(names[_normal(key)] + equals + value)
-        else:
-            near = did_you_mean(_normal(key), names) or f" See {command} --help."
-            raise UserError(f"{command} has no option {key}.{near}")
-    return checked
+def normal(key: str) -> str:
+    """An option however it was typed: hyphens and underscores are the same."""
+    return "--" + key[2:].rstrip("_").replace("_", "-") if key.startswith("--") else key
 
 
-def _normal(key: str) -> str:
-    return "--" + key.lstrip("-").rstrip("_").replace("_", "-") if key.startswith("--") else key
+def suggestion(name: str, options: Iterable[str]) -> str:
+    """ " Did you mean …?": what other tools call so, what begins or ends so, what is spelled nearly so; or nothing."""
+    known = list(options)
+    asked = name.lstrip("-")
+    for field in SYNONYMS.get(asked.replace("-", "_").lower(), ()):
+        if option(field) in known:
+            return f" Did you mean {option(field)}?"
+    near = did_you_mean(asked, [each.lstrip("-") for each in known], cutoff=0.75)
+    if near:
+        return near.replace("mean ", "mean --")
+    parts = [each for each in known if each.startswith(f"--{asked}-") or each.endswith(f"-{asked}")]
+    return f" Did you mean {parts[0]}?" if len(parts) == 1 else ""
 
 
-def _values(words: Sequence[str], name: str) -> str:
-    """What was typed for an option that may take several words."""
-    place = max(index for index, word in enumerate(words) if _normal(word.partition("=")[0]) == name)
-    values = [words[place].partition("=")[2]] if "=" in words[place] else []
-    for word in words[place + 1 :]:
-        if word.startswith("--"):
-            break
-        values.append(word)
-    return " ".join(values)
+def _following(waiting: list[str], asked: Option) -> list[str]:
+    """The words after an option that belong to it."""
+    values: list[str] = []
+    most = 0 if asked.kind is bool else len(waiting) if asked.many else 1
+    while waiting and len(values) < most and not re.match(r"--?[A-Za-z]", waiting[0]):
+        values.append(waiting.pop(0))
+    return values
 
 
-def _sentence(box: str, words: Sequence[str], command: str) -> str:
-    """tyro's framed message as one sentence that names the option."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip(" │") for line in text.splitlines() if line.startswith("│")]
-    rule = next((index for index, line in enumerate(lines) if line.startswith("──")), len(lines))
-    message = " ".join(lines[:rule])
-    if (found := re.search(r"Error parsing (--[\w-]+)", message)) is not None:
-        name = found[1]
-        kind = next((line.removeprefix(name).strip() for line in lines[rule:] if line.startswith(name)), "")
-        kind = kind.replace("{None}|", "")
-        name = _normal(name)
-        return f"{name} {_values(words, name)} cannot be understood: give {_KINDS.get(kind, kind)}."
-    if (found := re.search(r"Missing value for argument '(--[\w-]+)'", message)) is not None:
-        return f"{found[1]} needs a value: see {command} --help."
-    if (
-        found := re.search(r"invalid choice '(.*)' for argument '(--[\w-]+)'. Expected one of \((.*)\)", message)
-    ) is not None:
-        choices = [choice.strip("' ") for choice in found[3].split(",") if choice.strip("' ")]
-        near = did_you_mean(found[1], choices)
-        return f"{found[2]} {found[1]} is not known: choose one of {', '.join(choices)}.{near}"
-    if (found := re.search(r"Unrecognized options: (.*)", message)) is not None:
-        return f"{command} does not understand {found[1]!r}: see {command} --help."
-    return f"{message} See {command} --help."
+def _value(asked: Option, name: str, values: list[str], positive: bool, command: str) -> Any:
+    if asked.kind is bool:
+        if values:
+            raise UserError(
+                f"{name} takes no value, not {values[0]!r}: give {asked.name} or {option('no_' + asked.field)}."
+            )
+        return positive
+    if not values and not asked.many:
+        raise UserError(f"{name} needs a value: see {command} --help.")
+    if isinstance(asked.kind, tuple):
+        if values[0] not in asked.kind:
+            raise UserError(unknown(name, values[0], asked.kind))
+        return values[0]
+    parse, wanted = _PARSERS[asked.kind]
+    try:
+        parsed = tuple(parse(value) for value in values)
+    except ValueError:
+        example = f"whole numbers with spaces between, such as {name} 64 64" if asked.many else wanted
+        raise UserError(f"{name} {' '.join(values)} cannot be understood: give {example}.") from None
+    return parsed if asked.many else parsed[0]
+
+
+def _whole(word: str) -> int:
+    """Also 1e6, which is one."""
+    if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", word) and (number := Decimal(word)) == int(number):
+        return int(number)
+    return int(word)
+
+
+def _text(word: str) -> str:
+    if not word:
+        raise ValueError
+    return word
+
+
+_PARSERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
+    int: (_whole, "a whole number"),
+    float: (float, "a number"),
+    str: (_text, "a name"),
+}

@@ -17,6 +17,7 @@ import re
 import subprocess
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -145,24 +146,38 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"There is no run directory {path}: give the folder that a training run has printed.")
     try:
-        record: dict[str, Any] = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        missing = [key for key in ("algorithm", "config", "env") if key not in record]
+        record: Any = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path / CONFIG} cannot be read ({error}): the run cannot be rebuilt from it.") from None
-    if missing:
+    if not isinstance(record, dict):
+        raise UserError(f"{path / CONFIG} is damaged: it holds no run's config.")
+    if missing := [key for key in ("algorithm", "config", "env") if key not in record]:
         raise UserError(f"{path / CONFIG} lacks {', '.join(missing)}: the run cannot be rebuilt from it.")
+    if not (
+        isinstance(record["algorithm"], str) and isinstance(record["env"], str) and isinstance(record["config"], dict)
+    ):
+        raise UserError(f"{path / CONFIG} is damaged: algorithm and env must be names, and config their options.")
     return record
 
 
 def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
-        with np.load(path / WEIGHTS) as archive:
+        with np.load(path / WEIGHTS) as archive:  # never unpickles
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} has no {WEIGHTS}: the run ended before it could save any.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        AttributeError,
+        KeyError,
+        NotImplementedError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ):
         raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
 
 
@@ -173,12 +188,14 @@ def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
         text = (path / METRICS).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path / METRICS} cannot be read ({error.strerror}): is {path} a run directory?") from None
+    except ValueError:
+        raise UserError(f"{path / METRICS} is damaged: it is no text.") from None
     for line in text.splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if row.get("kind") == kind:
+        if isinstance(row, dict) and row.get("kind") == kind:
             rows.append(row)
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import os
 import pkgutil
@@ -68,16 +69,27 @@ def load(name: str) -> Algorithm:
         folder, module_name = str(path.parent), path.stem
     else:
         folder, module_name = os.getcwd(), name
-    missing = f"There is no module {{}} for the algorithm {name}: give its file instead."
-    return _checked(load_module(module_name, folder, missing), name)
+    module = load_module(module_name, folder, f"The algorithm {name}")
+    if name.endswith(".py") and Path(module.__file__ or "").resolve() != path:
+        raise UserError(f"{name} has the name of the module {module.__file__}: give the file another name.")
+    return _checked(module, name)
 
 
 def _checked(module: ModuleType, name: str) -> Algorithm:
     missing = [part for part in ("Config", "PRESETS", "make_policy", "program") if not hasattr(module, part)]
+    start = "start from a copy of algorithms/impala.py."
     if missing:
-        raise UserError(
-            f"{name} is not an algorithm, it lacks {', '.join(missing)}: start from a copy of algorithms/impala.py."
-        )
+        raise UserError(f"{name} is not an algorithm, it lacks {', '.join(missing)}: {start}")
+    fields = dataclasses.fields(module.Config) if dataclasses.is_dataclass(module.Config) else ()
+    names = [field.name for field in fields]
+    if "env" not in names:
+        raise UserError(f"{name} is not an algorithm, its Config is no dataclass with a field 'env': {start}")
+    if not isinstance(module.PRESETS, Mapping):
+        raise UserError(f"{name} is not an algorithm, its PRESETS are no dictionary by kind of environment: {start}")
+    for kind, preset in module.PRESETS.items():
+        for key in preset:
+            if key not in names:
+                raise UserError(f"{name} sets {key!r} in its preset {kind!r}, and its Config has no such field.")
     return cast(Algorithm, module)
 
 
@@ -91,6 +103,11 @@ def of_config(config: Any) -> tuple[str, Algorithm]:
     if name == "__main__" and module.__file__:
         name = str(Path(module.__file__).resolve())
     return name, _checked(module, name)
+
+
+def lasting_name(name: str) -> str:
+    """The name under which an algorithm is found again from another working directory."""
+    return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
 def short_name(name: str) -> str:

@@ -128,7 +128,7 @@ def throughput(
     return {
         "bench": "throughput",
         "algorithm": registry.short_name(name),
-        "env": cfg.env,
+        "env": env.name,
         "runtime": options.runtime,
         **{rate: round(statistics.median(getattr(run, rate) for run in runs), 1) for rate in names},
         "measured": f"from {WARM_UP:g} s after the first update; medians of {repeat} runs of {seconds:g} s",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from shoal import config
 from shoal.envs import EnvSpec, describe
 from shoal.errors import UserError
-from shoal.experiment import plots, registry, view
+from shoal.experiment import plots, records, registry, view
 from shoal.experiment.directory import RunDirectory, Weights
 from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
@@ -153,7 +152,7 @@ class Experiment:
         """The result, and what broke the run if something did."""
         options = self.options
         short = registry.short_name(self.name)
-        directory = RunDirectory.create(options.run_dir, short, self.cfg.env, options.seed, display.note)
+        directory = RunDirectory.create(options.run_dir, short, self.env.name, options.seed, display.note)
         settings = Settings(
             target=options.stop_return,
             max_updates=options.stop_updates,
@@ -224,23 +223,16 @@ class Experiment:
     def _begin_lines(self, directory: RunDirectory) -> list[str]:
         options = self.options
         own = " (the environment's own threshold)" if self.threshold else ""
+        lost = records.lost_note(self.cfg)
         return [
-            f"{registry.short_name(self.name)} on {self.cfg.env} · {options.runtime} · seed {options.seed}",
+            f"{registry.short_name(self.name)} on {self.env.name} · {options.runtime} · seed {options.seed}",
             config.preset_line(self.cfg, self.algorithm.PRESETS, self.env.kind),
             f"{options.stop_line()}{own} · run directory {directory.path}",
+            *([f"note: {lost}"] if lost else []),
         ]
 
     def _record(self) -> dict[str, Any]:
-        return {
-            "algorithm": self.name,
-            "env": self.cfg.env,
-            "seed": self.options.seed,
-            "preset": getattr(self.cfg, "preset", config.NONE),
-            "kind": self.env.kind,
-            "config": dataclasses.asdict(self.cfg),
-            "options": dataclasses.asdict(self.options),
-            "command": list(sys.argv),
-        }
+        return records.record_of(self.name, self.cfg, self.env.kind, self.options)
 
     def _result(self, stopped_by: StoppedBy, directory: RunDirectory, supervisor: Supervisor) -> Result:
         progress, options = self.progress, self.options
@@ -249,7 +241,7 @@ class Experiment:
         seconds = progress.train_seconds
         return Result(
             algorithm=registry.short_name(self.name),
-            env=self.cfg.env,
+            env=self.env.name,
             runtime=options.runtime,
             seed=options.seed,
             env_steps=progress.count("env_steps"),

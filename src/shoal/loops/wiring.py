@@ -13,7 +13,7 @@ from shoal import envs
 from shoal.acting import Policy
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.factories import load_factory
+from shoal.factories import load_factory, name_of
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.learner import Learner, LearnerLoop
@@ -369,22 +369,33 @@ def pattern_of(cfg: Any, usual: Pattern) -> Pattern:
     read."""
     if getattr(cfg, "pattern", None) is None:
         return usual
-    pattern: Pattern = load_factory(cfg.pattern, "pattern")(cfg)
+    pattern, name = _users_pattern(cfg), name_of(cfg.pattern)
     if pattern.view.timed != usual.view.timed:
         kinds = {True: "sequences", False: "transitions"}
         raise UserError(
-            f"--pattern {cfg.pattern} makes {kinds[pattern.view.timed]}, and the learner reads "
+            f"--pattern {name} makes {kinds[pattern.view.timed]}, and the learner reads "
             f"{kinds[usual.view.timed]}: give a pattern of those."
         )
     if usual.view.timed and pattern.rows < cfg.burn_in + 2:
         raise UserError(
-            f"--pattern {cfg.pattern} makes items of {pattern.rows} rows, of which --burn-in {cfg.burn_in} leaves "
+            f"--pattern {name} makes items of {pattern.rows} rows, of which --burn-in {cfg.burn_in} leaves "
             "nothing to train: make longer ones or burn in less."
         )
     if isinstance(pattern.view, Transition) and isinstance(usual.view, Transition):
         following = tuple(dict.fromkeys((*pattern.view.following, *usual.view.following)))
         return Viewed(pattern, replace(pattern.view, following=following))
     return pattern
+
+
+def _users_pattern(cfg: Any) -> Pattern:
+    name, factory = name_of(cfg.pattern), load_factory(cfg.pattern, "pattern")
+    try:
+        made = factory(cfg)
+    except Exception as error:
+        raise UserError(f"The pattern {name} could not be made: {type(error).__name__}: {error}.") from error
+    if not all(hasattr(made, part) for part in ("rows", "view", "spans")):
+        raise UserError(f"The pattern {name} returned {type(made).__name__}: return a shoal.replay.Pattern.")
+    return made  # type: ignore[no-any-return]
 
 
 def _whole_requests(environments: int, actors: int, limit: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from gymnasium import spaces
 
+from shoal.factories import Factory, name_of
 from shoal.nets import user_module
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.normalize import ObservationNormalizer
@@ -26,7 +27,7 @@ class NetworkConfig(Protocol):
     """The fields of an algorithm's config that say what its network is."""
 
     @property
-    def network(self) -> str | None: ...
+    def network(self) -> Factory | None: ...
     @property
     def hidden(self) -> tuple[int, ...]: ...
     @property
@@ -50,7 +51,7 @@ def make_actor_critic(cfg: NetworkConfig, env: Spaces, seed: int) -> ActorCritic
         network: ActorCritic | UserNetwork
         if cfg.network is not None:
             made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
-            network = UserNetwork(made, env.observation_space, env.action_space, cfg.network)
+            network = UserNetwork(made, env.observation_space, env.action_space, name_of(cfg.network))
         else:
             network = ActorCritic(
                 env.observation_space,

@@ -20,6 +20,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal.errors import UserError
+from shoal.factories import Factory, name_of
 from shoal.functional.distributional import categorical_mean
 from shoal.nets import user_module
 from shoal.nets.building import Spaces
@@ -227,7 +228,7 @@ class ControlConfig(Protocol):
     """The fields of an algorithm's config that say what its networks are."""
 
     @property
-    def network(self) -> str | None: ...
+    def network(self) -> Factory | None: ...
     @property
     def actor_hidden(self) -> tuple[int, ...]: ...
     @property
@@ -266,10 +267,11 @@ def make_bodies(
 
 
 def _make_pair(
-    name: str, env: Spaces, actions: int, actor_outputs: int, critic_outputs: int
+    factory: Factory, env: Spaces, actions: int, actor_outputs: int, critic_outputs: int
 ) -> tuple[nn.Module, nn.Module]:
     """The user's modules, tried on two observations of zeros."""
-    made = user_module.make(name, "network", env.observation_space, env.action_space)
+    name = name_of(factory)
+    made = user_module.make(factory, "network", env.observation_space, env.action_space)
     if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(part, nn.Module) for part in made)):
         raise UserError(f"The network {name} must return a pair of nn.Modules (actor, critic).")
     actor, critic = made

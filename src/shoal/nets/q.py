@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shoal import tree
 from shoal.errors import UserError
+from shoal.factories import Factory, name_of
 from shoal.nets import user_module
 from shoal.nets.actor_critic import LSTM, State
 from shoal.nets.building import Spaces
@@ -94,7 +95,7 @@ class RecurrentQNetwork(nn.Module):
         hidden: tuple[int, ...] = (64,),
         activation: str = "relu",
         lstm: int = 64,
-        core: str | None = None,
+        core: Factory | None = None,
         stream: int = 0,
         quantiles: int = 0,
     ) -> None:
@@ -104,7 +105,9 @@ class RecurrentQNetwork(nn.Module):
         size: int = self.encoder.size  # type: ignore[assignment]
         self.torso = mlp(size, hidden, activation)
         size = (hidden[-1] if hidden else size) + self.actions + 1
-        self.core = LSTM(size, lstm) if core is None else UserCore(user_module.make(core, "core", size), size, core)
+        self.core = (
+            LSTM(size, lstm) if core is None else UserCore(user_module.make(core, "core", size), size, name_of(core))
+        )
         width = self.core.width
         self.head = DuelingHead(width, self.actions, quantiles=quantiles, stream=stream, activation=activation)
 
@@ -159,7 +162,7 @@ class QConfig(Protocol):
     """The fields of an algorithm's config that say what its network is."""
 
     @property
-    def network(self) -> str | None: ...
+    def network(self) -> Factory | None: ...
     @property
     def hidden(self) -> tuple[int, ...]: ...
     @property
@@ -170,7 +173,7 @@ class QConfig(Protocol):
 
 class RecurrentQConfig(QConfig, Protocol):
     @property
-    def core(self) -> str | None: ...
+    def core(self) -> Factory | None: ...
     @property
     def lstm(self) -> int: ...
 
@@ -185,7 +188,7 @@ def make_q_network(cfg: QConfig, env: Spaces, seed: int, quantiles: int = 0) -> 
         torch.manual_seed(seed)
         if cfg.network is not None:
             made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
-            return check_q(made, env.observation_space, actions, quantiles, cfg.network)
+            return check_q(made, env.observation_space, actions, quantiles, name_of(cfg.network))
         return QNetwork(
             env.observation_space,
             env.action_space,
@@ -203,7 +206,7 @@ def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> R
         torch.manual_seed(seed)
         if cfg.network is not None:
             made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
-            return UserRecurrentQ(made, env.observation_space, actions, 0, cfg.network)
+            return UserRecurrentQ(made, env.observation_space, actions, 0, name_of(cfg.network))
         return RecurrentQNetwork(
             env.observation_space,
             env.action_space,

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from shoal.errors import UserError
-from shoal.factories import load_factory
+from shoal.factories import Factory, load_factory, name_of
 
 
-def make(path: Any, what: str, *arguments: Any) -> Any:
-    """What the factory that `path` names returns for these arguments; `what` is the option's word for it."""
-    factory = load_factory(path, what)
-    return _guarded(f"The {what} {path} could not be made", factory, *arguments)
+def make(factory: Factory, what: str, *arguments: Any) -> Any:
+    """What the user's factory returns for these arguments; `what` is the option's word for it."""
+    return _guarded(f"The {what} {name_of(factory)} could not be made", load_factory(factory, what), *arguments)
 
 
 def attempt(module: nn.Module, what: str, *inputs: Any) -> Any:

@@ -1,0 +1,78 @@
+"""What a run directory says of a run, and the algorithm and config that are made of it again, also elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal import config
+from shoal.errors import UserError
+from shoal.experiment import directory, registry
+from shoal.experiment.registry import Algorithm
+from shoal.factories import folder_of, importable_name, look_in, name_of
+
+
+def record_of(algorithm: str, cfg: Any, kind: str, options: Any) -> dict[str, Any]:
+    """Functions and classes are recorded by name, and with them the folders in which their modules were found."""
+    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
+    named = {name: importable_name(value) or name_of(value) for name, value in values.items() if callable(value)}
+    modules = [
+        value.partition(":")[0] for value in (values | named).values() if isinstance(value, str) and ":" in value
+    ]
+    if not algorithm.endswith(".py") and registry.is_own(algorithm):
+        modules.append(algorithm)
+    return {
+        "algorithm": registry.lasting_name(algorithm),
+        "env": name_of(cfg.env),
+        "seed": options.seed,
+        "preset": values.get("preset", config.NONE),
+        "kind": kind,
+        "config": values | named,
+        "folders": sorted({folder for module in modules if (folder := folder_of(module)) is not None}),
+        "lost": lost_fields(cfg),
+        "options": dataclasses.asdict(options),
+        "command": list(sys.argv),
+    }
+
+
+def lost_fields(cfg: Any) -> list[str]:
+    """Fields whose functions or classes cannot be found again by name."""
+    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
+    return [name for name, value in values.items() if callable(value) and importable_name(value) is None]
+
+
+def lost_note(cfg: Any) -> str | None:
+    """What the user should know at the start of a run that cannot be rebuilt from its directory alone."""
+    lost = lost_fields(cfg)
+    if not lost:
+        return None
+    which = " and ".join(f"{name} {name_of(getattr(cfg, name))}" for name in lost)
+    options = " ".join(f"{config.option(name)} module:factory" for name in lost)
+    return (
+        f"{which} cannot be imported by name: to play this run again put it into a module of its own and give "
+        f"shoal eval {options}"
+    )
+
+
+def rebuild(path: Path, given: Mapping[str, str]) -> tuple[str, Algorithm, Any]:
+    """The algorithm's name, its module and its config out of a run directory, with values that are `given` now."""
+    record = directory.read_config(path)
+    file = path / directory.CONFIG
+    folders = record.get("folders", [])
+    look_in(folder for folder in (folders if isinstance(folders, list) else []) if isinstance(folder, str))
+    for field in record.get("lost") or []:
+        if field not in given:
+            raise UserError(
+                f"The {field} of {path}, {record['config'].get(field)}, was not in a module and cannot be imported: "
+                f"put it into one and give {config.option(field)} module:factory."
+            )
+    algorithm = registry.load(record["algorithm"])
+    cfg = config.from_record(algorithm.Config, record["config"] | given)
+    try:
+        config.validate(cfg)
+    except UserError as error:
+        raise UserError(f"{file} cannot be used: {error}") from None
+    return record["algorithm"], algorithm, cfg
