@@ -234,7 +234,7 @@ def _plot(words: Sequence[str], started: float) -> int:
     from shoal.experiment.plots import draw
 
     output = typed.make(PlotOptions).output
-    for label in draw([Path(run) for run in typed.words], Path(output)):
+    for label in draw([Path(run) for run in typed.words], Path(output), _warn):
         print(label)
     print(f"→ {output}")
     return OK
@@ -337,6 +337,10 @@ def _bench_replay(words: Sequence[str]) -> int:
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _warn(text: str) -> None:
+    print(f"shoal: {text}", file=sys.stderr)
 
 
 def _print_json(record: dict[str, Any]) -> None:

@@ -155,9 +155,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path / CONFIG} is damaged: it holds no run's config.")
     if missing := [key for key in ("algorithm", "config", "env") if key not in record]:
         raise UserError(f"{path / CONFIG} lacks {', '.join(missing)}: the run cannot be rebuilt from it.")
-    if not (
-        isinstance(record["algorithm"], str) and isinstance(record["env"], str) and isinstance(record["config"], dict)
-    ):
+    kinds = {"algorithm": str, "env": str, "config": dict}
+    if not all(isinstance(record[key], kind) for key, kind in kinds.items()):
         raise UserError(f"{path / CONFIG} is damaged: algorithm and env must be names, and config their options.")
     return record
 
@@ -168,16 +167,7 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} has no {WEIGHTS}: the run ended before it could save any.") from None
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        AttributeError,
-        KeyError,
-        NotImplementedError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ):
+    except (OSError, ValueError, EOFError, AttributeError, LookupError, RuntimeError, zlib.error, zipfile.BadZipFile):
         raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
 
 

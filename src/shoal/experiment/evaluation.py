@@ -35,8 +35,8 @@ class Evaluation:
 
 
 def evaluate_run(path: Path, episodes: int = 50, seed: int | None = None, **given: str | None) -> Evaluation:
-    """Greedy, fresh episodes; the seed is drawn anew when none is given. `given` fields of the config, such as `env` and
-    `network`, take the place of the recorded ones."""
+    """Greedy, fresh episodes; the seed is drawn anew when none is given. Fields of the config that are `given`, such as
+    `env` and `network`, take the place of the recorded ones."""
     if episodes < 1:
         raise UserError(f"--episodes {episodes} is too small: give at least 1.")
     name, algorithm, cfg = records.rebuild(path, {key: value for key, value in given.items() if value is not None})

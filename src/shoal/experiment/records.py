@@ -19,9 +19,8 @@ def record_of(algorithm: str, cfg: Any, kind: str, options: Any) -> dict[str, An
     """Functions and classes are recorded by name, and with them the folders in which their modules were found."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
     named = {name: importable_name(value) or name_of(value) for name, value in values.items() if callable(value)}
-    modules = [
-        value.partition(":")[0] for value in (values | named).values() if isinstance(value, str) and ":" in value
-    ]
+    strings = [value for value in (values | named).values() if isinstance(value, str)]
+    modules = [value.partition(":")[0] for value in strings if ":" in value]
     if not algorithm.endswith(".py") and registry.is_own(algorithm):
         modules.append(algorithm)
     return {

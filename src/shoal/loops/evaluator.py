@@ -95,6 +95,8 @@ class Evaluator:
             {
                 "eval_return": float(np.mean(returns)),
                 "spread": float(np.std(returns)),
+                "lowest": float(np.min(returns)),
+                "highest": float(np.max(returns)),
                 "episodes": len(returns),
                 "version": number(self._version),
                 "reached": confirmed,
