@@ -21,6 +21,10 @@ _WHERE = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})
+
+
 def __getattr__(name: str) -> Any:
     """Imported on first use: `import shoal` itself costs nothing, which every process of a run pays."""
     if name not in _WHERE:

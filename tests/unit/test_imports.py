@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "state": ("", "numpy torch"),
     "buffers": ("", "numpy"),
     "program": ("", "numpy"),
-    "config": ("errors", ""),
+    "config": ("errors factories", ""),
     "options": ("config", ""),
     "factories": ("errors", ""),
     "batches": ("tree", "torch"),

@@ -42,6 +42,7 @@ class Config(ContinuousControl):
     temperature: Positive = 1.0
     """What entropy is worth at first, in units of scaled rewards."""
     temperature_rate: Amount = 3e-4
+    """Learning rate of the temperature."""
     target_entropy: float | None = None
     """Nats; None: minus the number of action components."""
 

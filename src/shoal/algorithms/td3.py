@@ -43,6 +43,7 @@ class Config(ContinuousControl, Noise):
     target_noise: Amount = 0.2
     """Deviation of the noise on target actions, in units of half their range."""
     target_noise_clip: Amount = 0.5
+    """Largest noise on target actions."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_CONTROL}

@@ -20,6 +20,7 @@ Rows = Sequence[Mapping[str, float]]
 GRID = 200  # points of the common grid
 AXES = (("env_steps", "environment steps"), ("seconds", "seconds of training"))
 COLUMNS = ("eval_return", "spread", *(column for column, _ in AXES))
+SHOWN = 4  # settings in a label
 NAMED_APART = ("env", "preset")  # fields that the panel names, or that only say where others come from
 
 
@@ -53,14 +54,15 @@ def write_curve(path: Path) -> None:
 
 
 def draw(paths: Sequence[Path], output: Path, warn: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Draw runs, and those in folders of runs; returns what was drawn, a line for each curve. A folder among several that
-    holds no run is left out, and `warn` is told."""
+    """Draw runs, and those in folders of runs; returns what was drawn, a line for each curve. What is no run among
+    several is left out, and `warn` is told."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("Plots need matplotlib: install it with `pip install 'shoal[plot]'`.")
     from matplotlib.figure import Figure  # no pyplot: it looks for a display and keeps state
 
     panels = panels_of(read_runs(paths, warn))
-    figure = Figure(figsize=(10, 4 * len(panels)), layout="constrained")
+    lines = sum(len(curves) for curves in panels.values())  # of legends
+    figure = Figure(figsize=(10, 4 * len(panels) + 0.25 * lines), layout="constrained")
     _check_format(output, figure.canvas.get_supported_filetypes())
     parts: Any = figure.subfigures(len(panels), 1, squeeze=False)
     for (part,), (task, curves) in zip(parts, panels.items()):
@@ -127,11 +129,12 @@ def panels_of(runs: Sequence[Run]) -> dict[str, list[Curve]]:
         alike = [run for run in runs if (run.task, run.algorithm) == (task, algorithm)]
         names = dict.fromkeys(name for run in alike for name in run.settings)
         differing = [name for name in names if len({_text(run.settings.get(name)) for run in alike}) > 1]
-        curves: dict[str, Curve] = {}
+        curves: dict[tuple[str, ...], Curve] = {}
         for run in alike:
-            said = ", ".join(f"{name} {_text(run.settings.get(name))}" for name in differing)
-            label = f"{algorithm}: {said}" if said else algorithm
-            curves.setdefault(label, Curve(label, [])).runs.append(run)
+            said = tuple(f"{name} {_text(run.settings.get(name))}" for name in differing)
+            more = [f"and {len(said) - SHOWN} more"] if len(said) > SHOWN else []
+            label = f"{algorithm}: {', '.join([*said[:SHOWN], *more])}" if said else algorithm
+            curves.setdefault(said, Curve(label, [])).runs.append(run)
         panels.setdefault(task, []).extend(curves.values())
     return panels
 

@@ -11,7 +11,7 @@ import pytest
 from shoal import cli
 from shoal.errors import UserError
 from shoal.experiment import registry
-from shoal.experiment.arguments import parse, peek
+from shoal.experiment.arguments import peek, read, suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,15 @@ class Run:
 
 
 def parsed(*words: str) -> tuple[Config, Run]:
-    found = parse({"run": Run(), "config": Config(actors=4)}, words, "shoal train x", "A test.")
-    return found["config"], found["run"]
+    found = read(words, [Run, Config], "shoal train x")
+    return found.make(Config), found.make(Run)
 
 
 def test_what_is_typed_replaces_the_given_values_and_nothing_else() -> None:
     config, run = parsed(
         "--hidden", "32", "16", "--no-shared", "--seed=7", "--stop-return", "-120.5", "--network", "a:b"
     )
-    assert config == Config(actors=4, hidden=(32, 16), shared=False, network="a:b")
+    assert config == Config(hidden=(32, 16), shared=False, network="a:b")
     assert run == Run(seed=7, stop_return=-120.5)
 
 
@@ -62,9 +62,16 @@ def test_a_field_named_like_a_keyword_is_typed_without_its_underscore(word: str)
         (["--zzzzzzz"], "shoal train x has no option --zzzzzzz. See shoal train x --help."),
         (["--actors", "two"], "--actors two cannot be understood: give a whole number."),
         (["--lambda=high"], "--lambda high cannot be understood: give a number."),
-        (["--hidden", "3", "x", "--seed", "1"], "--hidden 3 x cannot be understood: give whole numbers."),
+        (
+            ["--hidden", "3", "x", "--seed", "1"],
+            "--hidden 3 x cannot be understood: give whole numbers with spaces between, such as --hidden 64 64.",
+        ),
         (["--runtime", "locl"], "--runtime locl is not known: choose one of local, inline. Did you mean local?"),
         (["--seed"], "--seed needs a value: see shoal train x --help."),
+        (["--seed", "1.5"], "--seed 1.5 cannot be understood: give a whole number."),
+        (["--shared=yes"], "--shared takes no value, not 'yes': give --shared or --no-shared."),
+        (["--env="], "--env  cannot be understood: give a name."),
+        (["--", "x"], "shoal train x does not understand '--': see shoal train x --help."),
         (["stray"], "shoal train x does not understand 'stray': see shoal train x --help."),
     ],
 )
@@ -76,9 +83,30 @@ def test_what_cannot_be_understood_is_one_sentence(words: list[str], sentence: s
 
 def test_an_option_can_be_read_before_all_are_parsed() -> None:
     words = ["--env", "A", "--seed", "1", "--env=B"]
-    assert peek(words, "env") == "B"
+    assert peek(words, "env", "C") == "B"
     assert peek(words, "preset", "auto") == "auto"
-    assert peek(["--env"], "env") is None
+    assert peek(["--env"], "env", "C") == "C"
+
+
+def test_a_large_whole_number_may_be_typed_with_an_exponent() -> None:
+    assert parsed("--seed", "1e6")[1].seed == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("typed", "known", "meant"),
+    [
+        ("--lr", ["--learning-rate", "--lstm"], " Did you mean --learning-rate?"),
+        ("--lr", ["--actor-rate", "--lstm"], " Did you mean --actor-rate?"),
+        ("--load", ["--lstm", "--lambda", "--loss-scale"], ""),
+        ("--load", ["--resume", "--loss-scale"], " Did you mean --resume?"),
+        ("--checkpoint-freq", ["--clip-rho", "--eval-every"], ""),
+        ("--return", ["--stop-return", "--env"], " Did you mean --stop-return?"),
+        ("--stop", ["--stop-return", "--stop-steps"], ""),
+        ("--Seeed", ["--seed"], " Did you mean --seed?"),
+    ],
+)
+def test_what_is_suggested_is_what_was_meant_or_nothing(typed: str, known: list[str], meant: str) -> None:
+    assert suggestion(typed, known) == meant
 
 
 @pytest.fixture
@@ -107,8 +135,14 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         ("train impala --actors 0", "--actors 0 is too small: give at least 1."),
         ("train impala --preset clasic", "--preset clasic is not known"),
         ("train impala --optimizer adm", "--optimizer adm is not known"),
-        ("train impala --activation tahn", "There is no activation 'tahn': choose one of tanh, relu."),
-        ("train impala --vectorizer nativ", "vectorizer 'nativ' is unknown"),
+        (
+            "train impala --activation tahn",
+            "--activation tahn is not known: choose one of tanh, relu. Did you mean tanh?",
+        ),
+        (
+            "train impala --vectorizer nativ",
+            "--vectorizer nativ is not known: choose one of auto, native, sync, async. Did you mean native?",
+        ),
         ("train impala --device nonsense", "--device nonsense cannot be used here"),
         ("train impala --network nowhere:make", "The network 'nowhere:make'"),
         ("train impala --run-dir /proc/run", "The run directory /proc/run cannot be written"),
@@ -118,7 +152,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         ("plot", "shoal plot needs run directories"),
         ("plot nowhere", "There is no run directory nowhere"),
         ("bench speed", "There is no benchmark speed: choose throughput or replay."),
-        ("bench throughput impala --repeat 0", "shoal bench throughput needs --repeat of at least 1"),
+        ("bench throughput impala --repeat 0", "--repeat 0 is too small: give at least 1."),
         ("algorithms impala", "shoal algorithms takes no arguments"),
     ],
 )

@@ -11,9 +11,9 @@ from shoal.errors import UserError
 from shoal.experiment import directory, plots
 
 
-def run(path: Path, seed: int, returns: list[float]) -> Path:
-    made = directory.RunDirectory.create(str(path), "impala", "CartPole-v1", seed, print)
-    made.write_config({"algorithm": "impala", "config": {}, "env": "CartPole-v1", "options": {"stop_return": 475.0}})
+def run(path: Path, returns: list[float], env: str = "CartPole-v1", **config: object) -> Path:
+    made = directory.RunDirectory.create(str(path), "impala", env, 0, print)
+    made.write_config({"algorithm": "impala", "config": config, "env": env, "options": {"stop_return": 475.0}})
     for index, value in enumerate(returns):
         row = {"eval_return": value, "spread": 1.0, "env_steps": index * 100, "seconds": index * 0.5}
         made.write_row("evaluation", row)
@@ -26,28 +26,72 @@ def rows(returns: list[float], every: float) -> list[dict[str, float]]:
 
 
 def test_runs_that_were_evaluated_at_other_times_meet_on_a_common_grid() -> None:
-    x, mean, spread = plots.over_seeds([rows([0, 10, 20], 1.0), rows([10, 30], 2.0)], "seconds")
+    x, mean, low, high = plots.over_seeds([rows([0, 10, 20], 1.0), rows([10, 30], 2.0)], "seconds")
     assert (x[0], x[-1]) == (0.0, 2.0)
     np.testing.assert_allclose(mean, 5.0 + 10.0 * x)
-    np.testing.assert_allclose(spread, 5.0)
+    np.testing.assert_allclose(mean - low, 5.0)
+    np.testing.assert_allclose(high - mean, 5.0)
 
 
 def test_a_run_that_ended_keeps_its_last_value_until_the_longest_ends() -> None:
-    x, mean, _ = plots.over_seeds([rows([0, 1, 2, 3], 1.0), rows([0, 1], 1.0)], "seconds")
+    x, mean, *_ = plots.over_seeds([rows([0, 1, 2, 3], 1.0), rows([0, 1], 1.0)], "seconds")
     assert (x[-1], mean[-1]) == (3.0, 2.0)
 
 
 def test_one_run_is_drawn_with_the_spread_of_its_episodes() -> None:
-    x, mean, spread = plots.over_seeds([rows([1, 2], 1.0)], "seconds")
-    assert (x.tolist(), mean.tolist(), spread.tolist()) == ([0, 1], [1, 2], [2, 2])
+    x, mean, low, high = plots.over_seeds([rows([1, 2], 1.0)], "seconds")
+    assert (x.tolist(), mean.tolist(), low.tolist(), high.tolist()) == ([0, 1], [1, 2], [-1, 0], [3, 4])
 
 
-def test_runs_of_one_kind_become_one_curve_in_a_picture(tmp_path: Path) -> None:
-    paths = [run(tmp_path / str(seed), seed, [10.0 * seed, 20.0, 400.0]) for seed in range(3)]
+def test_a_band_never_leaves_what_was_seen() -> None:
+    ends = {"lowest": 0.5, "highest": 2.5}
+    _, _, low, high = plots.over_seeds([[row | ends for row in rows([1, 2], 1.0)]], "seconds")
+    assert (low.tolist(), high.tolist()) == ([0.5, 0.5], [2.5, 2.5])
+    _, mean, _, high = plots.over_seeds([rows([10, 500], 1.0), rows([20, 500], 1.0), rows([400, 470], 1.0)], "seconds")
+    assert high[-1] == 500 < mean[-1] + np.std([500, 500, 470])
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_curve(tmp_path: Path) -> None:
+    paths = [run(tmp_path / str(seed), [10.0 * seed, 20.0, 400.0], batch=64) for seed in range(3)]
     assert plots.draw(paths, tmp_path / "curve.png") == ["impala on CartPole-v1"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_of_different_settings_are_curves_of_their_own_that_say_what_differs(tmp_path: Path) -> None:
+    settings = [{"batch": 64, "hidden": [64, 64]}, {"batch": 64, "hidden": [8]}, {"batch": 64, "hidden": [8]}]
+    paths = [run(tmp_path / str(index), [1.0, 2.0], **each) for index, each in enumerate(settings)]
+    (curves,) = plots.panels_of(plots.read_runs(paths, print)).values()
+    assert [(curve.label, len(curve.runs)) for curve in curves] == [
+        ("impala: hidden 64 64", 1),
+        ("impala: hidden 8", 2),
+    ]
+
+
+def test_every_task_has_a_panel(tmp_path: Path) -> None:
+    paths = [run(tmp_path / env, [1.0, 2.0], env) for env in ("A-v0", "B-v0")]
+    panels = plots.panels_of(plots.read_runs(paths, print))
+    assert {task: [curve.label for curve in curves] for task, curves in panels.items()} == {
+        "A-v0": ["impala"],
+        "B-v0": ["impala"],
+    }
+
+
+def test_a_folder_of_runs_is_drawn_and_what_is_no_run_in_it_is_passed_over(tmp_path: Path) -> None:
+    run(tmp_path / "runs" / "a", [1.0, 2.0])
+    (tmp_path / "runs" / "strange").mkdir()
+    said: list[str] = []
+    assert len(plots.read_runs([tmp_path / "runs"], said.append)) == 1
+    assert len(plots.read_runs(sorted((tmp_path / "runs").iterdir()), said.append)) == 1
+    assert said == [f"left out: {tmp_path}/runs/strange is not a run directory: it has no config.json."]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "0.5"), (0, "0"), (20, "20"), (1500, "1.5k"), (3e6, "3M"), (-2e3, "-2k"), (2e9, "2G")]
+)
+def test_numbers_on_an_axis_are_shortened_from_thousands_up(value: float, text: str) -> None:
+    assert plots.short_number(value) == text
+
+
 def test_runs_without_evaluations_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to plot"):
-        plots.draw([run(tmp_path / "run", 0, [])], tmp_path / "curve.png")
+        plots.draw([run(tmp_path / "run", [])], tmp_path / "curve.png")

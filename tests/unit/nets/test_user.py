@@ -122,5 +122,5 @@ def test_a_factory_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
         load_factory("json:nothing")
     (tmp_path / "needs_more.py").write_text("import a_missing_dependency\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_missing_dependency"):
+    with pytest.raises(UserError, match=r"needs the module 'a_missing_dependency'.*\(needs_more.py, line 1\)"):
         load_factory("needs_more:make")
