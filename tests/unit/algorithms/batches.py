@@ -1,4 +1,4 @@
-"""Batches as actors would store them, for tests of on-policy learners."""
+"""Batches as actors would store them, for tests of on-policy learners, and learners as their loop sees them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+
+from shoal.batches import to_batch
+from shoal.nets.weights import export_weights
 
 T, B = 6, 5
 Batch = dict[str, npt.NDArray[Any]]
@@ -29,6 +32,21 @@ NESTED = Spec(
     spaces.MultiDiscrete([2, 3]),
 )
 SPECS = {"discrete": DISCRETE, "continuous": CONTINUOUS, "nested": NESTED}
+
+
+def tensors(columns: Batch, spec: Any) -> dict[str, Any]:
+    """Columns as the learner's loop hands them on."""
+    return to_batch(columns, spec.observation_space)
+
+
+def update(learner: Any, columns: Batch, spec: Any = DISCRETE) -> dict[str, Any]:
+    measured: dict[str, Any] = learner.update(tensors(columns, spec))
+    return measured
+
+
+def weights(learner: Any) -> Batch:
+    """What is published."""
+    return export_weights(learner.network)
 
 
 def batch_of(policy: Any, spec: Spec, seed: int = 0) -> Batch:
@@ -65,7 +83,7 @@ def bandit(learner: Any, policy: Any, spec: Spec, iterations: int, lag: int = 0)
     possible. With `lag`, actions come from weights that are so many iterations old."""
     random = np.random.default_rng(0)
     returns = []
-    published = [learner.weights()]
+    published = [weights(learner)]
     for _ in range(iterations):
         policy.load(published[max(0, len(published) - 1 - lag)])
         observation = random.uniform(-1.0, 1.0, (9, 32, 3)).astype(np.float32)
@@ -79,8 +97,8 @@ def bandit(learner: Any, policy: Any, spec: Spec, iterations: int, lag: int = 0)
         ends = np.ones((9, 32), np.bool_)
         log_prob = np.stack([row[2]["log_prob"] for row in drawn])
         columns = {"observation": observation, "action": action, "reward": reward, "log_prob": log_prob}
-        learner.update(columns | {"terminated": ends, "valid": ends} | start)
-        published.append(learner.weights())
+        update(learner, columns | {"terminated": ends, "valid": ends} | start, spec)
+        published.append(weights(learner))
         returns.append(float(reward.mean()))
     return returns
 
