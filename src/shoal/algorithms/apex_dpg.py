@@ -25,7 +25,7 @@ from shoal.errors import UserError
 from shoal.functional.deterministic import squashed_policy_loss
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.functional.q import importance_mean, value_metrics
+from shoal.functional.q import as_priorities, importance_mean, value_metrics
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, Critic, make_bodies
@@ -60,7 +60,7 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> De
         make_networks(cfg, env, seed),
         seed,
         noise=None if greedy else ladder,
-        priorities=partial(priority_law, cfg) if prioritized else None,
+        priorities=partial(priorities_of, cfg) if prioritized else None,
         device=cfg.acting_device,
     )
 
@@ -70,9 +70,9 @@ def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
     return bootstrap(items["reward"] * cfg.reward_scale, items["discount"], items["next_value"]) - items["q"]
 
 
-def priority_law(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
     """|TD error|: the learner's, and the actors' by the values they acted on."""
-    return td_errors(cfg, items).detach().abs()
+    return as_priorities(td_errors(cfg, items))
 
 
 class ApexDPG(Stateful):
@@ -109,7 +109,7 @@ class ApexDPG(Stateful):
         items = {**batch, "q": q, "next_value": next_value}
         errors = td_errors(self.cfg, items)
         loss = importance_mean(0.5 * errors.square(), batch.get("importance"))
-        return loss, priority_law(self.cfg, items), value_metrics(q, errors)
+        return loss, priorities_of(self.cfg, items), value_metrics(q, errors)
 
     def actor_loss(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Minus the mean return that the critic expects of the actor's actions, what their saturation costs, and norms

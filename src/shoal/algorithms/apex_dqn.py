@@ -23,7 +23,7 @@ from shoal.envs import EnvSpec
 from shoal.functional.distributional import quantile_huber_loss, quantile_priorities
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.functional.q import chosen, double_q_values, huber, importance_mean, value_metrics
+from shoal.functional.q import as_priorities, chosen, double_q_values, huber, importance_mean, value_metrics
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_q_network
@@ -72,7 +72,7 @@ def targets_of(cfg: Config, items: Mapping[str, Tensor], values: Tensor) -> Tens
 
 def priorities_of(q: Tensor, targets: Tensor) -> Tensor:
     """The priority law of actors and learners: |TD error|, of quantiles its mean over all pairs. [B] or [B, K]."""
-    return (targets - q).detach().abs() if q.dim() == 1 else quantile_priorities(q.detach(), targets)
+    return as_priorities(targets - q if q.dim() == 1 else quantile_priorities(q.detach(), targets))
 
 
 def first_priorities(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
@@ -117,7 +117,8 @@ class ApexDQN(Stateful):
         values = self.network(batch["observation"])
         q = chosen(values, batch["action"])
         if cfg.quantiles:
-            losses, priorities = quantile_huber_loss(q, targets, cfg.kappa or 1.0)  # both in one go over the pairs
+            losses, sizes = quantile_huber_loss(q, targets, cfg.kappa or 1.0)  # both in one go over the pairs
+            priorities = as_priorities(sizes)
         else:
             losses = huber(targets - q, cfg.kappa) if cfg.kappa else 0.5 * (targets - q).square()
             priorities = priorities_of(q, targets)

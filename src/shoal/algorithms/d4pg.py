@@ -27,7 +27,7 @@ from shoal.functional.deterministic import squashed_policy_loss
 from shoal.functional.distributional import categorical_loss, mass_outside, project, quantile_huber_loss
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.functional.q import importance_mean, value_metrics
+from shoal.functional.q import as_priorities, importance_mean, value_metrics
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, Critic, SupportWatch, make_bodies
@@ -81,7 +81,7 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> De
         return DeterministicPolicy(networks, seed, noise=None, device=cfg.acting_device)
     count = cfg.actors * cfg.envs_per_actor
     noise = noise_ladder(np.arange(count), count, cfg.noise, cfg.noise_smallest or cfg.noise)
-    law = partial(expected_errors, cfg) if cfg.replay == "prioritized" else None
+    law = partial(priorities_of, cfg) if cfg.replay == "prioritized" else None
     return DeterministicPolicy(networks, seed, noise=noise, priorities=law, device=cfg.acting_device)
 
 
@@ -90,9 +90,9 @@ def returns_of(cfg: Config, items: Mapping[str, Tensor]) -> tuple[Tensor, Tensor
     return items["reward"] * cfg.reward_scale, items["discount"]
 
 
-def expected_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
     """Priorities of both sides: |error of the expected return| [B], of "q" before and "next_value" after n steps."""
-    return (bootstrap(*returns_of(cfg, items), items["next_value"]) - items["q"]).abs()
+    return as_priorities(bootstrap(*returns_of(cfg, items), items["next_value"]) - items["q"])
 
 
 class D4PG(Stateful):
@@ -133,7 +133,7 @@ class D4PG(Stateful):
         with torch.no_grad():
             ahead = target.critic(following, target.actor(following))
             values = {"q": critic.expected(outputs), "next_value": target.critic.expected(ahead)}
-            priorities = expected_errors(self.cfg, batch | values)
+            priorities = priorities_of(self.cfg, batch | values)
         if self.cfg.critic == "categorical":
             moved = torch.softmax(ahead, dim=-1), returns, discounts, critic.support
             losses = categorical_loss(outputs, project(*moved))

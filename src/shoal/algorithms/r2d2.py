@@ -23,6 +23,7 @@ from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.q import (
+    as_priorities,
     chosen,
     double_q_values,
     importance_mean,
@@ -107,7 +108,7 @@ def td_errors(
     errors = r2d2_targets(values=values, rewards=reward, discounts=discounts, valid=valid, n=cfg.n) - q
     after_burn_in = torch.arange(len(valid), device=valid.device).unsqueeze(-1) >= cfg.burn_in
     trained = valid & (after_burn_in | whole)
-    return errors, trained, sequence_priorities(errors, trained, cfg.mix)
+    return errors, trained, as_priorities(sequence_priorities(errors, trained, cfg.mix))
 
 
 def first_priorities(cfg: Config, rows: Mapping[str, Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from shoal.batches import Batch
 from shoal.config import Amount, Positive, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.n_step import bootstrap
-from shoal.functional.q import importance_mean, value_metrics
+from shoal.functional.q import as_priorities, importance_mean, value_metrics
 from shoal.functional.squashed import Squashed, squashed_gaussian
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
@@ -61,20 +61,20 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> Sq
         seed,
         greedy=greedy,
         random_rows=-(-cfg.random_steps // (cfg.actors * cfg.envs_per_actor)),
-        priorities=partial(surprise, cfg) if cfg.replay == "prioritized" and not greedy else None,
+        priorities=partial(priorities_of, cfg) if cfg.replay == "prioritized" and not greedy else None,
         device=cfg.acting_device,
     )
 
 
-def soft_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
     """TD errors of "q", [B] or of both critics [2, B], with the soft value of what follows as "next_value" [B]."""
     rewards, discounts = items["reward"] * cfg.reward_scale, items["discount"]
     return bootstrap(rewards, discounts, items["next_value"]) - items["q"]
 
 
-def surprise(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
     """Priorities of both sides: |TD error| [B], of both critics the mean; actors know the smaller of both values."""
-    return soft_errors(cfg, items).detach().abs().reshape(-1, len(items["reward"])).mean(0)
+    return as_priorities(td_errors(cfg, items).abs().reshape(-1, len(items["reward"])).mean(0))
 
 
 class SAC(Stateful):
@@ -116,9 +116,9 @@ class SAC(Stateful):
             soft_value = self.target.network.expected_return(following, action) - temperature * log_prob
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
         learned = {**batch, "q": q, "next_value": soft_value}
-        errors = soft_errors(self.cfg, learned)
+        errors = td_errors(self.cfg, learned)
         loss = importance_mean(0.5 * errors.square().sum(0), batch.get("importance"))
-        return loss, surprise(self.cfg, learned), value_metrics(q, errors)
+        return loss, priorities_of(self.cfg, learned), value_metrics(q, errors)
 
     def actor_loss(self, observation: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the mean soft value of the actor's own draws, and their mean entropy, without gradient."""

@@ -23,7 +23,7 @@ from shoal.config import Amount, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
-from shoal.functional.q import importance_mean, value_metrics
+from shoal.functional.q import as_priorities, importance_mean, value_metrics
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, TwinCritic, make_bodies
@@ -64,7 +64,7 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> De
     return DeterministicPolicy(make_networks(cfg, env, seed), seed, device=cfg.acting_device, **options)
 
 
-def twin_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
     """TD errors of n-step transitions, [B] or of both critics [2, B], by "q" and "next_value" """
     targets = bootstrap(items["reward"] * cfg.reward_scale, items["discount"], items["next_value"])
     return targets - items["q"]
@@ -72,7 +72,7 @@ def twin_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
 
 def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
     """|TD error| [B], of both critics the mean; actors know the smaller of both values."""
-    return twin_errors(cfg, items).detach().abs().reshape(-1, len(items["reward"])).mean(0)
+    return as_priorities(td_errors(cfg, items).abs().reshape(-1, len(items["reward"])).mean(0))
 
 
 class TD3(Stateful):
@@ -111,7 +111,7 @@ class TD3(Stateful):
             next_value = target.critic.expected_return(following, action)
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
         judged = {**batch, "q": q, "next_value": next_value}
-        errors = twin_errors(self.cfg, judged)
+        errors = td_errors(self.cfg, judged)
         loss = importance_mean(errors.square().sum(0), batch.get("importance"))
         return loss, priorities_of(self.cfg, judged), value_metrics(q, errors)
 

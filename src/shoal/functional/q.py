@@ -8,6 +8,8 @@ from torch import Tensor
 from shoal.functional.n_step import n_step_targets
 from shoal.functional.rescaling import EPSILON, inverse_rescale, rescale
 
+SMALLEST_PRIORITY = 1e-6
+
 
 def chosen(q: Tensor, actions: Tensor) -> Tensor:
     """The values of actions [...] taken (from 0): q [..., A] → [...], or quantiles [..., A, K] → [..., K]."""
@@ -62,6 +64,16 @@ def sequence_priorities(errors: Tensor, valid: Tensor, mix: float = 0.9) -> Tens
     """
     size = torch.where(valid, errors.abs(), 0.0)
     return mix * size.amax(0) + (1.0 - mix) * size.sum(0) / valid.sum(0).clamp(min=1)
+
+
+def as_priorities(errors: Tensor) -> Tensor:
+    """|errors| of items [B] as their priorities, at least `SMALLEST_PRIORITY`; without gradient.
+
+    An item of priority 0 has probability 0: once an error is exactly 0, as of rewards that never differ, it would
+    never be drawn again, whatever the network forgets or its targets become (Schaul 2016 adds a constant for this). NaN
+    stays NaN: it is refused where it arrives.
+    """
+    return errors.detach().abs().clamp(min=SMALLEST_PRIORITY)
 
 
 def importance_mean(losses: Tensor, importance: Tensor | None) -> Tensor:

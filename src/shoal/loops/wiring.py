@@ -332,12 +332,25 @@ def rollout_program(
     **learning: Any,  # options of LearnerLoop
 ) -> Program:
     """Actors bring rollouts of `cfg.unroll` steps, learners take each once."""
+    _check_minibatches(cfg, batch)
     wiring = Wiring(cfg, env, settings)
     rollouts = wiring.add_replay(table)
     wiring.add_learners(learner, reads=rollouts, batch=batch, synchronous=synchronous, **learning)
     wiring.add_actors(policy, writes=rollouts, pattern=rollout(cfg.unroll), rows=cfg.unroll, synchronous=synchronous)
     wiring.add_evaluator(policy)
     return wiring.program
+
+
+def _check_minibatches(cfg: Any, batch: int) -> None:
+    """Where batches are gone over in parts: one with nothing in it is an update that learns nothing."""
+    recurrent = bool(cfg.lstm)  # a state runs through a rollout: it is not cut
+    most = batch // cfg.learners * (1 if recurrent else cfg.unroll)
+    if getattr(cfg, "minibatches", 1) > most:
+        parts = "rollouts" if recurrent else "rows"
+        raise UserError(
+            f"--minibatches {cfg.minibatches} leaves some without anything to learn from, as there are {most} {parts} "
+            f"for each learner at a time: give at most {most}."
+        )
 
 
 def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:

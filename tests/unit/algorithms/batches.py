@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 
 from shoal.batches import to_batch
@@ -112,3 +115,25 @@ def changed(batch: Batch, change: Callable[[Batch], None]) -> Batch:
 
 def equal(a: Batch, b: Batch, tolerance: float = 0.0) -> bool:
     return all(np.allclose(a[name], b[name], rtol=tolerance, atol=tolerance) for name in a)
+
+
+class Together:
+    """One of several learners in threads, which add up as `shoal.services.group.Member`s do."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, shares: list[Any]) -> None:
+        self.rank, self.size = rank, barrier.parties
+        self._barrier, self._shares = barrier, shares
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self._shares[self.rank] = values
+        self._barrier.wait(60.0)
+        total = torch.stack(self._shares).sum(0)
+        self._barrier.wait(60.0)
+        return total
+
+
+def together(count: int, work: Callable[[Together], Any]) -> list[Any]:
+    """What `work` returns for each of so many learners that run at the same time."""
+    barrier, shares = threading.Barrier(count), [None] * count
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(work, [Together(rank, barrier, shares) for rank in range(count)]))

@@ -15,14 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch import nn
 
-from shoal import envs
-from shoal.algorithms.a3c import A3C, PRESETS, Config, make_parameters, make_policy, program
+from shoal import envs, optim, tree
+from shoal.algorithms.a3c import A3C, PRESETS, Config, make_policy, program
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.loops.learner import MAX_REFUSED, NonFinite
 from shoal.loops.wiring import Settings, make_envs
 from shoal.loops.worker import Publisher, WorkerLoop
+from shoal.nets.building import make_actor_critic
+from shoal.nets.weights import named_tensors
 from shoal.program import Handle
 from shoal.runtime import launch
 from shoal.services.gradients import GradientClient, GradientServer
@@ -30,9 +33,18 @@ from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.versions import NONE
 
-Batch = dict[str, npt.NDArray[Any]]
+Batch = dict[str, Any]
 COUNTING = "counting_envs:counting"  # short episodes that end in both ways, rewards all different
 TASKS = ["CartPole-v1", "Pendulum-v1", COUNTING]
+
+
+def make_parameters(cfg: Config, env: EnvSpec, seed: int) -> tuple[Any, list[int], Any]:
+    """A network's parameters as one vector, their sizes, and the same memory by name."""
+    network = make_actor_critic(cfg, env, seed)
+    parameters = list(network.parameters())
+    flat = optim.flatten(parameters).numpy()
+    named = {name: tensor.numpy() for name, tensor in named_tensors(network).items()}
+    return flat, [parameter.numel() for parameter in parameters], named
 
 
 def service_for(cfg: Config, env: EnvSpec, **options: Any) -> GradientServer:
@@ -51,14 +63,11 @@ class Watched(A3C):
         self.ratios: list[npt.NDArray[Any]] = []
 
     def update(self, batch: Any) -> Any:
-        self.batches.append({name: array.copy() for name, array in batch.items()})
-        columns = {name: torch.from_numpy(array) for name, array in batch.items()}
+        self.batches.append(tree.map(torch.clone, batch))
         with torch.no_grad():
-            state = {name.removeprefix("state/"): x for name, x in columns.items() if name.startswith("state/")}
-            first = torch.cat([torch.zeros_like(columns["valid"][:1]), ~columns["valid"]])
-            parameters, _, _ = self._network(columns["observation"], state, first)
-            log_prob, _ = self._network.distribution.log_prob_and_entropy(parameters[:-1], columns["action"])
-        self.ratios.append((log_prob - columns["log_prob"]).exp().numpy())
+            parameters, _, _ = self.network(batch["observation"], batch["state"], batch["first"])
+            log_prob = self.network.distribution.log_prob(parameters[:-1], batch["action"][:-1])
+        self.ratios.append((log_prob - batch["log_prob"][:-1]).exp().numpy())
         return super().update(batch)
 
 
@@ -72,7 +81,9 @@ def worked(task: str, cfg: Config, blocks: int = 4) -> Watched:
         return made[0]
 
     build: Any = partial(make_envs, env, cfg.envs_per_actor, "auto")
-    loop = WorkerLoop(build, make, cfg.unroll, [service_for(cfg, env)], Metrics())
+    loop = WorkerLoop(
+        build, make, cfg.unroll, [service_for(cfg, env)], Metrics(), observation_space=env.observation_space
+    )
     for _ in range(blocks):
         assert loop.step()
     loop.close()
@@ -88,7 +99,7 @@ def small(**options: Any) -> Config:
 
 def losses_by_hand(cfg: Config, values: Any, log_prob: Any, entropy: Any, batch: Batch) -> float:
     """Row by row: sum rewards until the episode ends, bootstrap unless it terminated (Mnih 2016, algorithm S3)."""
-    rows, count = batch["valid"].shape
+    rows, count = len(batch["valid"]) - 1, batch["valid"].shape[1]  # the last row only bootstraps
     total, number = 0.0, 0
     for b in range(count):
         for t in range(rows):
@@ -116,15 +127,15 @@ def test_the_loss_is_that_of_n_step_returns_which_end_with_their_episode(task: s
     cfg = small(reward_scale=0.3, gamma=0.9)
     worker = worked(task, cfg)
     for batch in worker.batches:
-        columns = {name: torch.from_numpy(array) for name, array in batch.items()}
         with torch.no_grad():
-            first = torch.cat([torch.zeros_like(columns["valid"][:1]), ~columns["valid"]])
-            parameters, values, _ = worker._network(columns["observation"], {}, first)
-            log_prob, entropy = worker._network.distribution.log_prob_and_entropy(parameters[:-1], columns["action"])
-            loss, count, _ = worker.loss(columns)
-        expected = losses_by_hand(cfg, values.numpy(), log_prob.numpy(), entropy.expand_as(log_prob).numpy(), batch)
+            parameters, values, _ = worker.network(batch["observation"], {}, batch["first"])
+            actions = batch["action"][:-1]
+            log_prob, entropy = worker.network.distribution.log_prob_and_entropy(parameters[:-1], actions)
+            loss, count, _ = worker.loss(batch)
+        columns = {name: batch[name].numpy() for name in ("reward", "terminated", "valid")}
+        expected = losses_by_hand(cfg, values.numpy(), log_prob.numpy(), entropy.expand_as(log_prob).numpy(), columns)
         assert float(loss) == pytest.approx(expected, rel=1e-4, abs=1e-5)
-        assert int(count) == batch["valid"].sum()
+        assert int(count) == batch["valid"][:-1].sum()
     if task == COUNTING:
         ended = np.concatenate([batch["terminated"] for batch in worker.batches])
         assert ended.any()
@@ -140,7 +151,7 @@ def test_every_row_a_worker_learns_from_was_acted_with_the_weights_it_learns_wit
     worker = worked(task, small(lstm=lstm))
     assert len(worker.ratios) == 4
     for ratio, batch in zip(worker.ratios, worker.batches):
-        np.testing.assert_allclose(ratio[batch["valid"]], 1.0, rtol=1e-3)
+        np.testing.assert_allclose(ratio[batch["valid"][:-1]], 1.0, rtol=1e-3)
 
 
 def test_blocks_follow_each_other_without_a_gap_or_an_overlap() -> None:
@@ -148,10 +159,10 @@ def test_blocks_follow_each_other_without_a_gap_or_an_overlap() -> None:
     batches = worked(COUNTING, cfg).batches
     for batch, following in itertools.pairwise(batches):
         assert batch["observation"].shape == (cfg.unroll + 1, cfg.envs_per_actor, 3)
-        assert batch["reward"].shape == batch["action"].shape == (cfg.unroll, cfg.envs_per_actor)
+        assert batch["reward"].shape == batch["action"].shape == (cfg.unroll + 1, cfg.envs_per_actor)
         np.testing.assert_array_equal(batch["observation"][-1], following["observation"][0])
-        again = following["observation"][:-1][following["valid"]]
-        assert not any((row == batch["observation"][:-1][batch["valid"]]).all(-1).any() for row in again)
+        again, before = (one["observation"][:-1][one["valid"][:-1]] for one in (following, batch))
+        assert not any((row == before).all(-1).any() for row in again)
 
 
 @pytest.mark.parametrize("lstm", [0, 8])
@@ -172,8 +183,8 @@ def test_after_an_update_the_worker_acts_with_the_newest_weights_of_the_service(
     np.copyto(flat, found.parameters)
     fresh = make_policy(cfg, env, seed=5)
     fresh.load(named)
-    observation, first = batch["observation"][0], np.ones(cfg.envs_per_actor, np.bool_)
-    worker.policy._random, fresh._random = np.random.default_rng(0), np.random.default_rng(0)
+    observation, first = batch["observation"][0].numpy(), np.ones(cfg.envs_per_actor, np.bool_)
+    worker.policy.random, fresh.random = np.random.default_rng(0), np.random.default_rng(0)
     ours = worker.policy.act(observation, worker.policy.initial_state(cfg.envs_per_actor), first)
     expected = fresh.act(observation, fresh.initial_state(cfg.envs_per_actor), first)
     np.testing.assert_array_equal(ours[0], expected[0])
@@ -185,7 +196,7 @@ def test_parameters_are_published_under_the_names_that_policies_load() -> None:
     cfg = small(lstm=8)
     server = GradientServer(rate=0.1)
     weights = WeightStore()
-    publisher = Publisher(partial(make_parameters, cfg, env), [server], weights, Metrics())
+    publisher = Publisher(partial(make_actor_critic, cfg, env), [server], weights, Metrics())
     first = weights.newer(NONE)
     size = server.pull().parameters.size  # type: ignore[union-attr]
     server.push("a", 0, np.ones(size, np.float32), 0)
@@ -202,7 +213,7 @@ def test_parameters_are_published_under_the_names_that_policies_load() -> None:
 def test_the_run_ends_with_a_sentence_when_no_gradient_is_finite() -> None:
     env = envs.describe("CartPole-v1")
     server = GradientServer(rate=0.1)
-    publisher = Publisher(partial(make_parameters, small(), env), [server], WeightStore(), Metrics())
+    publisher = Publisher(partial(make_actor_critic, small(), env), [server], WeightStore(), Metrics())
     bad = np.full(server.pull().parameters.size, np.nan, np.float32)  # type: ignore[union-attr]
     for sequence in range(MAX_REFUSED - 1):
         server.push(f"worker/{sequence % 2}", sequence, bad, 0)
@@ -212,6 +223,44 @@ def test_the_run_ends_with_a_sentence_when_no_gradient_is_finite() -> None:
     publisher._report._next = 0.0
     with pytest.raises(NonFinite, match="lower the learning rate"):
         publisher.step()
+
+
+class Moody(nn.Module):
+    """A user's network that behaves differently in training: it remembers how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        self.modes: list[bool] = []
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.modes.append(self.training)
+        outputs = self.layers(observation)
+        return outputs[..., :2], outputs[..., 2]
+
+
+def make_moody(observation_space: object, action_space: object) -> nn.Module:
+    return Moody()
+
+
+def test_dropout_and_batch_norm_act_in_evaluation_mode_and_learn_in_training_mode() -> None:
+    cfg = small(network=f"{__name__}:make_moody")
+    env = envs.describe("CartPole-v1")
+    worker = A3C(cfg, env, 1, [service_for(cfg, env)])
+    module: Any = next(part for part in worker.network.modules() if isinstance(part, Moody))
+    batch = worked("CartPole-v1", small()).batches[0]
+    observation, first = batch["observation"][0].numpy(), np.ones(cfg.envs_per_actor, np.bool_)
+    for _ in range(2):
+        module.modes.clear()
+        worker.policy.act(observation, {}, first)
+        assert module.modes == [False]
+        statistics = module.layers[1].running_mean.clone()
+        worker.policy.act(observation, {}, first)
+        assert torch.equal(module.layers[1].running_mean, statistics), "acting changes no statistics"
+        module.modes.clear()
+        worker.update(dict(batch))
+        assert module.modes == [True]
+        assert not torch.equal(module.layers[1].running_mean, statistics)
 
 
 # ---- programs -------------------------------------------------------------------------------------------------------

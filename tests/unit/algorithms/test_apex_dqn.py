@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import update, weights
 from finite_differences import check_gradient
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ def test_actor_computed_priorities_are_those_of_a_learner_with_the_same_weights(
     sample = replay.sample("transitions", 64)
     assert (sample.data["discount"] == 0.0).any()  # after a termination
     assert (sample.data["discount"] > np.float32(cfg.gamma**cfg.n)).any()  # shortened by the end of an episode
-    _, priorities, _ = ApexDQN(cfg, spec, seed=1).loss(tensors(batch_of(sample)))
+    _, priorities, _ = ApexDQN(cfg, spec, seed=1).loss(tensors(batch_of(sample), spec))
     np.testing.assert_allclose(sample.priorities, priorities.numpy(), rtol=1e-4, atol=1e-6)
 
 
@@ -66,9 +67,9 @@ def test_an_update_gives_priorities_and_weights_that_policies_load(options: dict
     cfg = Config(**(SMALL | options))
     replay = stored_by(cfg, spec)
     learner = ApexDQN(cfg, spec, seed=1)
-    before = learner.weights()
-    measured = learner.update(batch_of(replay.sample("transitions", BATCH)))
-    after = learner.weights()
+    before = weights(learner)
+    measured = update(learner, batch_of(replay.sample("transitions", BATCH)), spec)
+    after = weights(learner)
     assert measured["applied"]
     assert measured["priorities"].shape == (BATCH,)
     assert any(not np.array_equal(before[name], after[name]) for name in before)
@@ -79,11 +80,11 @@ def test_what_follows_a_termination_does_not_count() -> None:
     cfg = Config(**SMALL)
     batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
-    loss, _, _ = learner.loss(tensors(batch))
+    loss, _, _ = learner.loss(tensors(batch, VECTOR))
     ended = batch["discount"] == 0.0
     assert ended.any()
     batch["next_observation"] = np.where(ended[:, None], np.nan, batch["next_observation"]).astype(np.float32)
-    assert learner.loss(tensors(batch))[0] == loss
+    assert learner.loss(tensors(batch, VECTOR))[0] == loss
 
 
 def test_importance_weights_scale_each_item_of_the_loss() -> None:
@@ -93,7 +94,7 @@ def test_importance_weights_scale_each_item_of_the_loss() -> None:
 
     def loss(first: float, second: float) -> float:
         batch["importance"] = np.array([first, second], np.float32)
-        return float(learner.loss(tensors(batch))[0].detach())
+        return float(learner.loss(tensors(batch, VECTOR))[0].detach())
 
     assert loss(1.0, 0.5) == pytest.approx(loss(1.0, 0.0) + 0.5 * loss(0.0, 1.0))
 
@@ -103,12 +104,12 @@ def test_the_target_is_the_target_networks_value_of_the_action_that_the_network_
     cfg = Config(**SMALL, quantiles=quantiles, target_every=1000)
     batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
-    then = make_policy(cfg, VECTOR, seed=1)._network
+    then = make_policy(cfg, VECTOR, seed=1).network
     for _ in range(20):
-        learner.update(batch)
-    _, priorities, _ = learner.loss(tensors(batch))
-    now = make_policy(cfg, VECTOR, seed=1)._network
-    now.load_state_dict({name: torch.from_numpy(array) for name, array in learner.weights().items()})
+        update(learner, batch, VECTOR)
+    _, priorities, _ = learner.loss(tensors(batch, VECTOR))
+    now = make_policy(cfg, VECTOR, seed=1).network
+    now.load_state_dict({name: torch.from_numpy(array) for name, array in weights(learner).items()})
     with torch.no_grad():
         for index in range(BATCH):
             following = torch.from_numpy(batch["next_observation"][index : index + 1])
@@ -124,7 +125,7 @@ def test_the_target_network_is_a_copy_from_every_so_many_updates_ago() -> None:
     cfg = Config(**SMALL, target_every=3)
     batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
-    drifts = [float(learner.update(batch)["target_drift"]) for _ in range(7)]
+    drifts = [float(update(learner, batch, VECTOR)["target_drift"]) for _ in range(7)]
     assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
 
 
@@ -133,11 +134,11 @@ def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities() -> 
     batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     batch["reward"] = np.full(BATCH, np.nan, np.float32)
     learner = ApexDQN(cfg, VECTOR, seed=1)
-    before = learner.weights()
-    measured = learner.update(batch)
+    before = weights(learner)
+    measured = update(learner, batch, VECTOR)
     assert not measured["applied"]
     assert "priorities" not in measured
-    assert all(np.array_equal(before[name], array) for name, array in learner.weights().items())
+    assert all(np.array_equal(before[name], array) for name, array in weights(learner).items())
 
 
 @pytest.mark.parametrize("quantiles", [0, 8])
@@ -149,7 +150,8 @@ def test_it_learns_which_action_pays(quantiles: int) -> None:
     for _ in range(300):
         observation = random.uniform(-1, 1, (64, 3)).astype(np.float32)
         action = random.integers(3, size=64)
-        learner.update(
+        update(
+            learner,
             {
                 "observation": observation,
                 "next_observation": observation,
@@ -157,10 +159,11 @@ def test_it_learns_which_action_pays(quantiles: int) -> None:
                 "reward": (observation.argmax(-1) == action).astype(np.float32),
                 "discount": np.zeros(64, np.float32),
                 "importance": np.ones(64, np.float32),
-            }
+            },
+            VECTOR,
         )
     policy = make_policy(cfg, VECTOR, seed=2, greedy=True)
-    policy.load(learner.weights())
+    policy.load(weights(learner))
     observation = random.uniform(-1, 1, (500, 3)).astype(np.float32)
     chosen, _, extras = policy.act(observation, {}, np.zeros(500, np.bool_))
     assert extras == {}
@@ -186,7 +189,7 @@ def make_own(observation_space: object, action_space: object) -> nn.Module:
 def test_the_users_own_network_is_trained_and_acts() -> None:
     cfg = Config(**SMALL, network=f"{__name__}:make_own")
     replay = stored_by(cfg, VECTOR)
-    measured = ApexDQN(cfg, VECTOR, seed=1).update(batch_of(replay.sample("transitions", BATCH)))
+    measured = update(ApexDQN(cfg, VECTOR, seed=1), batch_of(replay.sample("transitions", BATCH)), VECTOR)
     assert measured["applied"]
     with pytest.raises(UserError, match="shape"):
         ApexDQN(dataclasses.replace(cfg, quantiles=2), VECTOR, seed=1)
@@ -203,9 +206,9 @@ def test_the_ladder_runs_over_the_environments_of_all_actors() -> None:
     nodes = program(cfg, spec, Settings()).nodes
     assert [nodes[f"actor/{index}"].kwargs["first_environment"] for index in range(3)] == [0, 4, 8]
     policy = make_policy(cfg, spec, seed=1)
-    policy.place(np.arange(8, 12))
-    assert policy._epsilon is not None
-    np.testing.assert_allclose(policy._epsilon, [0.4 ** (1 + 7 * i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
+    policy.set_environments(np.arange(8, 12))
+    assert policy.exploration is not None
+    np.testing.assert_allclose(policy.exploration, [0.4 ** (1 + 7 * i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +233,15 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(options: dict[st
     cfg = Config(**(SMALL | options), network=f"{__name__}:smooth_{cfg_kind(options)}")
     batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
-    for network in (learner._network, learner._target):
+    for network in (learner.network, learner.target.network):
         network.double()
-    columns = {name: x.double() if x.is_floating_point() else x for name, x in tensors(batch).items()}
+    columns = {
+        name: x.double() if x.is_floating_point() else x
+        for name, x in tensors(batch, VECTOR).items()
+        if name != "state"
+    }
     columns["importance"] = torch.linspace(0.1, 1.0, BATCH, dtype=torch.float64)
-    check_gradient(lambda: learner.loss(columns)[0], learner._network)
+    check_gradient(lambda: learner.loss(columns)[0], learner.network)
 
 
 def cfg_kind(options: dict[str, Any]) -> str:

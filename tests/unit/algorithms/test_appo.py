@@ -11,7 +11,7 @@ import torch
 from batches import DISCRETE, SPECS, Batch, Spec, T, bandit, batch_of, changed, equal, update, weights
 
 from shoal.algorithms import ppo
-from shoal.algorithms.appo import PRESETS, APPO, Config, make_policy
+from shoal.algorithms.appo import APPO, PRESETS, Config, make_policy
 
 SMALL = Config(hidden=(8,), minibatches=1, epochs=2)
 
@@ -48,7 +48,7 @@ def test_with_data_of_the_target_policy_it_is_ppo(lstm: int) -> None:
     """V-trace with ratios of 1 gives the advantages of GAE(1), and the surrogate's ratio is π/μ."""
     cfg = Config(hidden=(8,), lambda_=1.0, lstm=lstm, epochs=3, minibatches=2)
     same = {field.name: getattr(cfg, field.name) for field in fields(ppo.Config) if hasattr(cfg, field.name)}
-    other = ppo.Ppo(ppo.Config(**same), DISCRETE, seed=0)
+    other = ppo.PPO(ppo.Config(**same), DISCRETE, seed=0)
     data = batch(cfg)
     update(other, data)
     assert equal(after_update(cfg, data), weights(other), 1e-5)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import update, weights
 from finite_differences import check_gradient
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -91,7 +92,7 @@ def test_actor_computed_priorities_are_those_of_a_learner_with_the_same_weights(
     sample = stored_by(cfg, spec).sample("transitions", 64)
     assert (sample.data["discount"] == 0.0).any()  # after a termination
     assert (sample.data["discount"] > np.float32(cfg.gamma**cfg.n)).any()  # shortened by the end of an episode
-    _, priorities, _ = learner_of(cfg, spec).critic_loss(tensors(batch_of(sample)))
+    _, priorities, _ = learner_of(cfg, spec).critic_loss(tensors(batch_of(sample), spec))
     np.testing.assert_allclose(sample.priorities, priorities.numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -106,9 +107,9 @@ def test_the_values_acted_on_are_not_stored(kind: str) -> None:
 def test_an_update_gives_priorities_and_weights_that_policies_load(kind: str, spec: Spec) -> None:
     cfg = config(kind)
     learner = learner_of(cfg, spec)
-    before = learner.weights()
-    measured = learner.update(some(cfg, spec))
-    after = learner.weights()
+    before = weights(learner)
+    measured = update(learner, some(cfg, spec), spec)
+    after = weights(learner)
     assert measured["applied"]
     assert measured["priorities"].shape == (BATCH,)
     for part in ("actor", "critic"):
@@ -121,11 +122,11 @@ def test_priorities_are_errors_of_expected_returns_against_both_target_networks(
     cfg = config(kind, target_every=1000, reward_scale=0.5)
     batch = some(cfg)
     learner = learner_of(cfg)
-    then, now = policy_of(cfg)._networks, policy_of(cfg)._networks
+    then, now = policy_of(cfg).network, policy_of(cfg).network
     for _ in range(20):
-        learner.update(batch)
-    now.load_state_dict({name: torch.from_numpy(array) for name, array in learner.weights().items()})
-    _, priorities, _ = learner.critic_loss(tensors(batch))
+        update(learner, batch, VECTOR)
+    now.load_state_dict({name: torch.from_numpy(array) for name, array in weights(learner).items()})
+    _, priorities, _ = learner.critic_loss(tensors(batch, VECTOR))
     with torch.no_grad():
         for index in range(BATCH):
             item = {name: torch.from_numpy(column[index : index + 1]) for name, column in batch.items()}
@@ -141,27 +142,26 @@ def in_double_precision(kind: str, **options: Any) -> tuple[Any, dict[str, Tenso
     """A learner of the user's networks and a batch for it."""
     cfg = config(kind, network=f"{__name__}:own_{kind}", **options)
     learner = learner_of(cfg)
-    training = learner._training
-    for network in (training.actor, training.critic, training.target, training._judge):
+    for network in (learner.network, learner.target.network):
         network.double()
-    columns = {name: x.double() if x.is_floating_point() else x for name, x in tensors(some(cfg)).items()}
-    return learner, columns
+    columns = {name: x for name, x in tensors(some(cfg), VECTOR).items() if name != "state"}
+    return learner, {name: x.double() if x.is_floating_point() else x for name, x in columns.items()}
 
 
 @every_kind
 def test_the_gradient_of_the_critics_loss_is_that_of_finite_differences(kind: str) -> None:
     learner, columns = in_double_precision(kind)
     columns["importance"] = torch.linspace(0.1, 1.0, BATCH, dtype=torch.float64)
-    check_gradient(lambda: learner.critic_loss(columns)[0], learner._training.critic)
+    check_gradient(lambda: learner.critic_loss(columns)[0], learner.network.critic)
 
 
 @every_kind
 def test_the_gradient_of_the_actors_loss_is_that_of_finite_differences_and_reaches_the_actor_alone(kind: str) -> None:
     learner, columns = in_double_precision(kind, slope_clip=0.0)
-    training = learner._training
-    check_gradient(lambda: training.actor_loss(columns["observation"])[0], training.actor)
-    others = list(training.critic.parameters())
-    unused = torch.autograd.grad(training.actor_loss(columns["observation"])[0], others, allow_unused=True)
+    check_gradient(lambda: learner.actor_loss(columns["observation"])[0], learner.network.actor)
+    others = list(learner.network.critic.parameters())
+    assert all(parameter.requires_grad for parameter in others), "only while the actor's loss is worked out it is not"
+    unused = torch.autograd.grad(learner.actor_loss(columns["observation"])[0], others, allow_unused=True)
     assert all(gradient is None for gradient in unused)
 
 
@@ -170,24 +170,29 @@ def test_saturation_costs_the_square_of_what_tanh_makes_actions_of(kind: str) ->
     with_cost, columns = in_double_precision(kind, saturation_cost=0.5)
     without, _ = in_double_precision(kind)
     observation = columns["observation"]
-    extra = with_cost._training.actor_loss(observation)[0] - without._training.actor_loss(observation)[0]
-    raw = torch.atanh(without._training.actor(observation))
+    extra = with_cost.actor_loss(observation)[0] - without.actor_loss(observation)[0]
+    raw = torch.atanh(without.network.actor(observation))
     torch.testing.assert_close(extra, 0.5 * raw.square().sum(-1).mean())
 
 
 @every_kind
 def test_the_actors_slope_is_that_of_the_critic_as_it_is_now(kind: str) -> None:
-    """The critic that the actor climbs shares its memory with the one that is trained."""
-    cfg = config(kind)
+    """Not of the target's, and not of the one from before the critic's step."""
+    cfg = config(kind, target_every=1000, slope_clip=0.0)
     learner = learner_of(cfg)
-    batch = some(cfg)
+    batch = tensors(some(cfg), VECTOR)
     for _ in range(3):
         learner.update(batch)
-    own, judge = learner._training.critic, learner._training._judge
-    for a, b in zip([*own.parameters(), *own.buffers()], [*judge.parameters(), *judge.buffers()]):
-        assert a.data_ptr() == b.data_ptr()
-    learner.load({name: np.zeros_like(array) for name, array in learner.weights().items()})
-    assert all(not parameter.any() for parameter in judge.parameters())
+    critic = learner.network.critic
+    action = learner.network.actor(batch["observation"]).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(critic.expected_return(batch["observation"], action).sum(), action)
+    torch.testing.assert_close(learner.actor_loss(batch["observation"])[1], slope.norm(dim=-1))
+    before = [parameter.detach().clone() for parameter in critic.parameters()]
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter.zero_()
+    assert not learner.actor_loss(batch["observation"])[1].any()
+    assert any(value.any() for value in before)
 
 
 @every_kind
@@ -195,11 +200,11 @@ def test_what_follows_a_termination_does_not_count(kind: str) -> None:
     cfg = config(kind)
     batch = some(cfg)
     learner = learner_of(cfg)
-    loss, priorities, _ = learner.critic_loss(tensors(batch))
+    loss, priorities, _ = learner.critic_loss(tensors(batch, VECTOR))
     ended = batch["discount"] == 0.0
     assert ended.any()
     batch["next_observation"] = np.where(ended[:, None], 100.0, batch["next_observation"]).astype(np.float32)
-    again, others, _ = learner.critic_loss(tensors(batch))
+    again, others, _ = learner.critic_loss(tensors(batch, VECTOR))
     assert float(again.detach()) == pytest.approx(float(loss.detach()), rel=1e-6)
     assert torch.equal(others, priorities)
 
@@ -212,7 +217,7 @@ def test_importance_weights_scale_each_item_of_the_loss(kind: str) -> None:
 
     def loss(first: float, second: float) -> float:
         batch["importance"] = np.array([first, second], np.float32)
-        return float(learner.critic_loss(tensors(batch))[0].detach())
+        return float(learner.critic_loss(tensors(batch, VECTOR))[0].detach())
 
     assert loss(1.0, 0.5) == pytest.approx(loss(1.0, 0.0) + 0.5 * loss(0.0, 1.0))
 
@@ -222,7 +227,7 @@ def test_with_a_rate_of_one_the_target_networks_are_copies_from_every_so_many_up
     cfg = algorithm.Config(**SMALL, target_every=3)
     batch = some(cfg)
     learner = learner_of(cfg)
-    drifts = [float(learner.update(batch)["target_drift"]) for _ in range(7)]
+    drifts = [float(update(learner, batch, VECTOR)["target_drift"]) for _ in range(7)]
     assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
 
 
@@ -231,10 +236,10 @@ def test_with_a_smaller_rate_the_target_networks_go_a_part_of_the_way_with_every
     cfg = algorithm.Config(**SMALL, target_every=1, target_rate=0.25)
     batch = some(cfg)
     learner = learner_of(cfg)
-    before = learner.weights()
-    learner.update(batch)
-    after = learner.weights()
-    for name, slow in learner._training.target.state_dict().items():
+    before = weights(learner)
+    update(learner, batch, VECTOR)
+    after = weights(learner)
+    for name, slow in learner.target.network.state_dict().items():
         np.testing.assert_allclose(slow.numpy(), 0.75 * before[name] + 0.25 * after[name], rtol=1e-4, atol=1e-6)
 
 
@@ -244,11 +249,11 @@ def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities(kind:
     batch = some(cfg)
     batch["reward"] = np.full(BATCH, np.nan, np.float32)
     learner = learner_of(cfg)
-    before = learner.weights()
-    measured = learner.update(batch)
+    before = weights(learner)
+    measured = update(learner, batch, VECTOR)
     assert not measured["applied"]
     assert "priorities" not in measured
-    assert all(np.array_equal(before[name], array) for name, array in learner.weights().items())
+    assert all(np.array_equal(before[name], array) for name, array in weights(learner).items())
 
 
 @every_kind
@@ -263,7 +268,8 @@ def test_it_learns_which_action_pays(kind: str) -> None:
     for _ in range(400):
         observation = random.uniform(-0.8, 0.8, (64, 3)).astype(np.float32)
         units = random.uniform(-1, 1, (64, 2)).astype(np.float32)
-        learner.update(
+        update(
+            learner,
             {
                 "observation": observation,
                 "next_observation": observation,
@@ -271,10 +277,11 @@ def test_it_learns_which_action_pays(kind: str) -> None:
                 "reward": -np.square(units - observation[:, :2]).sum(-1),
                 "discount": np.zeros(64, np.float32),
                 "importance": np.ones(64, np.float32),
-            }
+            },
+            VECTOR,
         )
     policy = policy_of(cfg, greedy=True)
-    policy.load(learner.weights())
+    policy.load(weights(learner))
     observation = random.uniform(-0.8, 0.8, (500, 3)).astype(np.float32)
     action, _, extras = policy.act(observation, {}, np.zeros(500, np.bool_))
     assert extras == {}
@@ -282,20 +289,20 @@ def test_it_learns_which_action_pays(kind: str) -> None:
     assert distance < 0.15  # of an actor that does nothing: 0.4
 
 
-def test_with_uniform_replay_actors_need_no_critic_and_learners_send_no_priorities() -> None:
+def test_with_uniform_replay_actors_need_no_critic_and_learners_read_no_importance() -> None:
     cfg = config("categorical", replay="uniform")
     replay = stored_by(cfg)
     sample = replay.sample("transitions", BATCH)
     assert (sample.priorities == 1.0).all()
-    measured = learner_of(cfg).update(sample.data)
-    assert measured["applied"]
-    assert "priorities" not in measured
+    assert update(learner_of(cfg), sample.data, VECTOR)["applied"]
+    nodes = d4pg.program(cfg, envs.describe("Pendulum-v1"), Settings()).nodes
+    assert nodes["learner"].kwargs["beta"] is None, "without it the loop sends no priorities back"
 
 
 def note_of(cfg: Any, reward: float) -> list[str]:
     learner = learner_of(cfg)
     batch = some(cfg) | {"reward": np.full(BATCH, reward, np.float32)}
-    notes = [learner.update(batch)["note"] for _ in range(601)]
+    notes = [update(learner, batch, VECTOR)["note"] for _ in range(601)]
     return [note for note in notes if note is not None]
 
 
@@ -323,7 +330,7 @@ def test_a_support_whose_ends_are_swapped_is_refused() -> None:
 
 def test_the_users_own_networks_are_trained_and_act() -> None:
     cfg = apex_dpg.Config(**SMALL, network=f"{__name__}:own_scalar")
-    assert learner_of(cfg).update(some(cfg))["applied"]
+    assert update(learner_of(cfg), some(cfg), VECTOR)["applied"]
     with pytest.raises(UserError, match="shape"):
         policy_of(d4pg.Config(**SMALL, network=f"{__name__}:own_scalar"))
 
@@ -341,13 +348,13 @@ def test_the_noise_ladder_runs_over_the_environments_of_all_actors(algorithm: An
     nodes = algorithm.program(cfg, spec, Settings()).nodes
     assert [nodes[f"actor/{index}"].kwargs["first_environment"] for index in range(3)] == [0, 4, 8]
     policy = algorithm.make_policy(cfg, spec, seed=1)
-    policy.place(np.arange(8, 12))
-    np.testing.assert_allclose(policy._scale, [0.8 * (1 / 8) ** (i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
+    policy.set_environments(np.arange(8, 12))
+    np.testing.assert_allclose(policy.exploration, [0.8 * (1 / 8) ** (i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
 
 
 def test_without_a_ladder_every_environment_has_the_same_noise() -> None:
     policy = policy_of(d4pg.Config(**SMALL, noise=0.3, noise_smallest=0.0))
-    np.testing.assert_allclose(policy._scale, [0.3] * 4, rtol=1e-6)
+    np.testing.assert_allclose(policy.exploration, [0.3] * 4, rtol=1e-6)
 
 
 @every_algorithm

@@ -10,7 +10,7 @@ import pytest
 import torch
 from batches import CONTINUOUS, DISCRETE, SPECS, B, Batch, Spec, T, bandit, batch_of, changed, equal, update, weights
 
-from shoal.algorithms.ppo import PRESETS, Config, PPO, make_policy
+from shoal.algorithms.ppo import PPO, PRESETS, Config, make_policy
 from shoal.nets.building import make_actor_critic
 from shoal.nets.normalize import LIMIT
 

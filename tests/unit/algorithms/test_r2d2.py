@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from batches import update, weights
 from gymnasium import spaces
 from torch import Tensor, nn
 from transitions import Columns, Spec, batch_of, tensors
@@ -75,7 +76,7 @@ def stored(cfg: Config, spec: Spec, blocks: int = 20) -> Replay:
     policy = make_policy(cfg, spec, seed=1)
     pattern = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
     count = cfg.envs_per_actor
-    recorder = Recorder(policy, count, cfg.rows, Sender(policy, replay, {"sequences": pattern}, "actor"))
+    recorder = Recorder(policy, count, cfg.rows, Sender(policy, [replay], {"sequences": pattern}, "actor"))
     spec.observation_space.seed(0)
     ended = np.zeros(count, np.bool_)
     sent = 0
@@ -110,7 +111,7 @@ def test_actor_computed_priorities_are_those_of_a_learner_with_the_same_weights(
 ) -> None:
     cfg = Config(**(SMALL | options))
     batch, priorities = sampled(cfg, spec)
-    _, again, _ = R2D2(cfg, spec, seed=1).loss(tensors(batch))
+    _, again, _ = R2D2(cfg, spec, seed=1).loss(tensors(batch, spec))
     assert len(np.unique(priorities)) > BATCH // 4
     np.testing.assert_allclose(priorities, again.numpy(), rtol=1e-4, atol=1e-6)
 
@@ -138,11 +139,11 @@ def test_losses_and_priorities_are_those_of_rows_taken_one_by_one() -> None:
     cfg = Config(**SMALL, learning_rate=3e-3)
     batch, _ = sampled(cfg)
     learner = R2D2(cfg, VECTOR, seed=1)
-    then = copy.deepcopy(learner._network)
+    then = copy.deepcopy(learner.network)
     for _ in range(30):
-        learner.update(batch)
-    now = learner._network
-    loss, priorities, _ = learner.loss(tensors(batch))
+        update(learner, batch, VECTOR)
+    now = learner.network
+    loss, priorities, _ = learner.loss(tensors(batch, VECTOR))
     losses = []
     with torch.no_grad():
         for item in range(BATCH):
@@ -169,10 +170,10 @@ def test_padding_changes_neither_loss_nor_gradient() -> None:
     cfg = Config(**SMALL)
     batch, _ = sampled(cfg)
     learner = R2D2(cfg, VECTOR, seed=1)
-    parameters = list(learner._network.parameters())
+    parameters = list(learner.network.parameters())
 
     def judge() -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        loss, priorities, _ = learner.loss(tensors(batch))
+        loss, priorities, _ = learner.loss(tensors(batch, VECTOR))
         return loss.detach(), priorities, torch.autograd.grad(loss, parameters)
 
     before = judge()
@@ -185,12 +186,12 @@ def test_padding_changes_neither_loss_nor_gradient() -> None:
 
 def test_gradients_reach_into_the_burn_in_only_where_a_sequence_begins_an_episode() -> None:
     cfg = Config(**SMALL)
-    columns = tensors(sampled(cfg)[0])
+    columns = tensors(sampled(cfg)[0], VECTOR)
     columns["observation"].requires_grad_()
     loss, _, _ = R2D2(cfg, VECTOR, seed=1).loss(columns)
     (gradient,) = torch.autograd.grad(loss, columns["observation"])
     reached = (gradient[: cfg.burn_in] != 0).any(-1).any(0)
-    begins = columns["state/last_action"] == 0
+    begins = columns["state"]["last_action"] == 0
     assert torch.equal(reached, begins)
 
 
@@ -198,20 +199,20 @@ def test_the_stored_state_is_what_a_sequence_starts_from() -> None:
     cfg = Config(**SMALL)
     batch, _ = sampled(cfg)
     learner = R2D2(cfg, VECTOR, seed=1)
-    _, priorities, _ = learner.loss(tensors(batch))
+    _, priorities, _ = learner.loss(tensors(batch, VECTOR))
     begins = torch.from_numpy(batch["state/last_action"] == 0)
     for name, change in (("state/core/hidden", 1.0), ("state/core/cell", 1.0), ("state/last_reward", 5.0)):
-        _, others, _ = learner.loss(tensors({**batch, name: batch[name] + np.float32(change)}))
+        _, others, _ = learner.loss(tensors({**batch, name: batch[name] + np.float32(change)}, VECTOR))
         torch.testing.assert_close(others[begins], priorities[begins])
         assert (others[~begins] != priorities[~begins]).all(), name
 
 
 def test_the_gradient_of_the_loss_is_that_of_finite_differences() -> None:
     cfg = Config(**(SMALL | {"burn_in": 0, "activation": "tanh"}))  # burnt-in rows have an effect that is not followed
-    columns = tensors(sampled(cfg)[0])
+    columns = tensors(sampled(cfg)[0], VECTOR)
     columns["importance"] = torch.rand(BATCH, generator=torch.Generator().manual_seed(0))
     learner = R2D2(cfg, VECTOR, seed=1)
-    parameters = list(learner._network.parameters())
+    parameters = list(learner.network.parameters())
     gradient = torch.autograd.grad(learner.loss(columns)[0], parameters)
     generator = torch.Generator().manual_seed(1)
     direction = [torch.randn(part.shape, generator=generator) for part in parameters]
@@ -238,9 +239,9 @@ def test_an_update_gives_priorities_and_weights_that_policies_load(options: dict
     cfg = Config(**(SMALL | options))
     batch, _ = sampled(cfg, spec)
     learner = R2D2(cfg, spec, seed=1)
-    before = learner.weights()
-    measured = learner.update(batch)
-    after = learner.weights()
+    before = weights(learner)
+    measured = update(learner, batch, spec)
+    after = weights(learner)
     assert measured["applied"]
     assert measured["priorities"].shape == (BATCH,)
     assert {"td_error", "q_min", "q_mean", "q_max", "target_drift"} <= set(measured)
@@ -252,7 +253,7 @@ def test_the_target_network_is_a_copy_from_every_so_many_updates_ago() -> None:
     cfg = Config(**SMALL, target_every=3)
     batch, _ = sampled(cfg)
     learner = R2D2(cfg, VECTOR, seed=1)
-    drifts = [float(learner.update(batch)["target_drift"]) for _ in range(7)]
+    drifts = [float(update(learner, batch, VECTOR)["target_drift"]) for _ in range(7)]
     assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
 
 
@@ -261,11 +262,11 @@ def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities() -> 
     batch, _ = sampled(cfg)
     batch["reward"] = np.full_like(batch["reward"], np.nan)
     learner = R2D2(cfg, VECTOR, seed=1)
-    before = learner.weights()
-    measured = learner.update(batch)
+    before = weights(learner)
+    measured = update(learner, batch, VECTOR)
     assert not measured["applied"]
     assert "priorities" not in measured
-    assert all(np.array_equal(before[name], array) for name, array in learner.weights().items())
+    assert all(np.array_equal(before[name], array) for name, array in weights(learner).items())
 
 
 def test_it_learns_to_remember_a_cue() -> None:
@@ -276,7 +277,7 @@ def test_it_learns_to_remember_a_cue() -> None:
     replay = Replay([Table("sequences", 2000)])
     policy, learner = make_policy(cfg, spec, seed=1), R2D2(cfg, spec, seed=1)
     pattern = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
-    recorder = Recorder(policy, 32, cfg.rows, Sender(policy, replay, {"sequences": pattern}, "actor"))
+    recorder = Recorder(policy, 32, cfg.rows, Sender(policy, [replay], {"sequences": pattern}, "actor"))
     observation = task.reset()
     for row in range(1500):
         outcome = task.step(recorder.act(observation))
@@ -284,11 +285,11 @@ def test_it_learns_to_remember_a_cue() -> None:
         recorder.result(outcome.reward, outcome.terminated, outcome.valid)
         if row > 50 and row % 3 == 0:
             sample = replay.sample("sequences", 32)
-            measured = learner.update(batch_of(sample))
-            replay.update_priorities("sequences", sample.keys, measured["priorities"])
-            policy.load(learner.weights())
+            measured = update(learner, batch_of(sample), spec)
+            replay.update_priorities("sequences", sample.keys, measured["priorities"].numpy())
+            policy.load(weights(learner))
     judge = make_policy(cfg, spec, seed=2, greedy=True)
-    judge.load(learner.weights())
+    judge.load(weights(learner))
     assert np.mean(evaluate(task, judge, 200)) > 0.9
 
 
@@ -300,9 +301,9 @@ def test_presets_set_fields_that_exist() -> None:
 def test_the_ladder_runs_over_the_environments_of_all_actors() -> None:
     cfg = Config(**SMALL, actors=3)
     policy = make_policy(cfg, VECTOR, seed=1)
-    policy.place(np.arange(8, 12))
-    assert policy._epsilon is not None
-    np.testing.assert_allclose(policy._epsilon, [0.4 ** (1 + 7 * i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
+    policy.set_environments(np.arange(8, 12))
+    assert policy.exploration is not None
+    np.testing.assert_allclose(policy.exploration, [0.4 ** (1 + 7 * i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

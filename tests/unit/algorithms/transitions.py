@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from batches import tensors as to_tensors
 from gymnasium import spaces
-from torch import Tensor
 
 from shoal.acting import Policy, Recorder, Sender
 from shoal.replay import Replay, Sample, Table, n_step
@@ -29,7 +28,7 @@ def stored(cfg: Any, policy: Policy, spec: Spec, blocks: int = 6) -> Replay:
     replay = Replay([Table("transitions", 1000)])
     pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"))
     count = cfg.envs_per_actor
-    recorder = Recorder(policy, count, cfg.rows, Sender(policy, replay, {"transitions": pattern}, "actor"))
+    recorder = Recorder(policy, count, cfg.rows, Sender(policy, [replay], {"transitions": pattern}, "actor"))
     spec.observation_space.seed(0)
     ended = np.zeros(count, np.bool_)
     sent = 0
@@ -49,5 +48,6 @@ def batch_of(sample: Sample) -> Columns:
     return {**sample.data, "importance": np.ones(len(sample), np.float32)}
 
 
-def tensors(batch: Columns) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
+def tensors(batch: Columns, spec: Any) -> dict[str, Any]:
+    """Copies, which may be changed, as the learner's loop hands them on."""
+    return to_tensors({name: np.array(array) for name, array in batch.items()}, spec)
