@@ -9,7 +9,7 @@ truncated episode bootstraps from its final observation. Each worker's gradient 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,10 @@ class A3C(Stateful):
         self.policy = make_policy(cfg, env, seed)
         self.network = self.policy.network
         self.optimizer = optim.Remote(self.network.parameters(), servers, clip_norm=cfg.grad_clip)
+        self.policy.refresh()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.policy.refresh()
 
     def finished(self) -> bool:

@@ -12,6 +12,7 @@ quantiles, as the kind of critic asks for. Where there are two critics the facto
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -152,6 +153,12 @@ class SupportWatch:
         self._sum: Tensor | float = 0.0
         self._updates = 0
         self._told = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": float(self._sum), "updates": self._updates, "told": self._told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sum, self._updates, self._told = state["sum"], state["updates"], state["told"]
 
     def __call__(self, outside: Tensor) -> str | None:
         """Take in the mass outside of an update's targets, 0-d; once, when it is too much, a sentence for the user."""

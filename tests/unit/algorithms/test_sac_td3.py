@@ -1,4 +1,4 @@
-"""SAC and TD3: whole losses by hand, targets, temperature, delays, noise, several learners, priorities on both sides."""
+"""SAC and TD3: whole losses by hand, targets, temperature, delays, noise, several learners, first priorities."""
 
 from __future__ import annotations
 
