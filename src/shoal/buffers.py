@@ -21,7 +21,7 @@ SMALL = 1 << 14  # below this a plain allocation is faster
 _ALIGN = 64
 
 
-class Block(np.ndarray[Any, Any]):
+class ArenaArray(np.ndarray[Any, Any]):
     """A piece of an arena, kept alive by every array that is made from it."""
 
 
@@ -50,12 +50,12 @@ class Arena:
         self._memory = memory
         self._limit = limit
         self._free: dict[int, list[tuple[Segment, int]]] = {}
-        self._live: dict[int, tuple[weakref.ref[Block], int, tuple[Segment, int]]] = {}
+        self._live: dict[int, tuple[weakref.ref[ArenaArray], int, tuple[Segment, int]]] = {}
         self._lock = threading.Lock()
         self.segments: list[Segment] = []
         self.reserved = 0
 
-    def block(self, size: int) -> Block | None:
+    def block(self, size: int) -> ArenaArray | None:
         """`size` bytes, or None when the arena's limit is reached."""
         rounded = _round(size)
         free = self._free.get(rounded)
@@ -70,12 +70,12 @@ class Arena:
             if place is None:
                 return None
         segment, offset = place
-        block = Block(size, np.uint8, segment.memory, offset)  # on the mapping itself: a base numpy will not skip
+        block = ArenaArray(size, np.uint8, segment.memory, offset)  # on the mapping itself: a base numpy will not skip
         reference = weakref.ref(block, self._reclaim)
         self._live[id(reference)] = (reference, rounded, place)
         return block
 
-    def _reclaim(self, gone: weakref.ref[Block]) -> None:
+    def _reclaim(self, gone: weakref.ref[ArenaArray]) -> None:
         _, rounded, place = self._live.pop(id(gone))
         self._free.setdefault(rounded, []).append(place)
 

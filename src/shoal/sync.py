@@ -6,7 +6,6 @@ waiting node hands its turn to the next one and time is virtual, which makes a r
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +33,7 @@ class Activity:
 class _Local(threading.local):
     activity: Activity | None = None
     scheduler: Scheduler | None = None  # a class attribute is found faster than a missing one
-    cores: frozenset[int] = frozenset()  # that this thread could run on before it was kept to one
-    when_released: Callable[[], None] | None = None
+    when_released: Callable[[bool], None] | None = None
 
 
 _local = _Local()
@@ -82,20 +80,8 @@ def monotonic() -> float:
     return current.monotonic() if current else time.monotonic()
 
 
-def keep_to_one_core() -> None:
-    """Have this thread run on the same core as all others of its process that were told to.
-
-    Threads that do their work in turns under one lock find each other's caches warm there; on two cores the turns of
-    a replay service take half as long again. `Condition.released` lifts it.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        _local.cores = frozenset(os.sched_getaffinity(0))
-        cores = sorted(_local.cores)
-        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # services started one after the other spread out
-
-
-def set_when_released(call: Callable[[], None]) -> None:
-    """What this thread does when it has let go of a lock for something that concerns nobody else."""
+def set_when_released(call: Callable[[bool], None]) -> None:
+    """What this thread does whenever it has let go of a lock with `Condition.released`, given its `alone`."""
     _local.when_released = call
 
 
@@ -119,17 +105,15 @@ class Condition:
 
     @contextmanager
     def released(self, *, alone: bool = False) -> Iterator[None]:
-        """Let others have the lock meanwhile, and work on other cores from now on. Call with the lock held once.
+        """Let others have the lock meanwhile. Call with the lock held once.
 
-        `alone`: nothing that happens here concerns anybody else, so that the caller's next call may begin too.
+        `alone`: nothing that happens here concerns anybody else, so that the caller's next call may begin too. Whoever
+        serves the call is told (`set_when_released`), and makes use of it.
         """
         self.__exit__()
-        if _local.cores:
-            os.sched_setaffinity(0, _local.cores)
-            _local.cores = frozenset()
         try:
-            if alone and _local.when_released is not None:
-                _local.when_released()
+            if _local.when_released is not None:
+                _local.when_released(alone)
             yield
         finally:
             self.__enter__()

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = npt.NDArray[Any]
+from shoal.types import Array
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALLEST = np.float32(1e-37)  # a draw of exactly 0 must not divide

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from shoal.types import Array
 
 
 def epsilon_ladder(index: Array, total: int, base: float = 0.4, exponent: float = 7.0) -> Array:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Statistics(NamedTuple):
+class Moments(NamedTuple):
     mean: Tensor  # [...]
     variance: Tensor  # [...], of the data itself: divided by the number of rows
     rows: Tensor  # 0-d, how many there were
@@ -28,28 +28,28 @@ def masked_sums(x: Tensor, valid: Tensor, about: Tensor | None = None) -> Tensor
 
 
 @torch.no_grad()
-def from_sums(sums: Tensor, about: Tensor | None = None) -> Statistics:
+def from_sums(sums: Tensor, about: Tensor | None = None) -> Moments:
     """The statistics of the rows that were summed. sums [3, ...] and what they are about."""
     rows = sums[2].flatten()[0]
     mean, square = sums[:2] / rows.clamp(min=1.0)
     variance = (square - mean.square()).clamp(min=0.0)
-    return Statistics(mean if about is None else mean + about, variance, rows)
+    return Moments(mean if about is None else mean + about, variance, rows)
 
 
 @torch.no_grad()
-def merge(a: Statistics, b: Statistics) -> Statistics:
+def merge(a: Moments, b: Moments) -> Moments:
     """The statistics of both sets of rows together (Chan 1983). Means and variances of one shape."""
     rows = a.rows + b.rows
     share = b.rows / rows.clamp(min=1.0)
     difference = b.mean - a.mean
     variance = a.variance + share * (b.variance - a.variance) + share * (1.0 - share) * difference.square()
-    return Statistics(a.mean + share * difference, variance, rows)
+    return Moments(a.mean + share * difference, variance, rows)
 
 
-def normalise(x: Tensor, statistics: Statistics, epsilon: float = 1e-8) -> Tensor:
+def normalise(x: Tensor, moments: Moments, epsilon: float = 1e-8) -> Tensor:
     """(x − mean) / √(variance + ε), of x's dtype. x [..., *mean.shape]."""
-    scale = torch.rsqrt(statistics.variance + epsilon)
-    return (x - statistics.mean.to(x.dtype)) * scale.to(x.dtype)
+    scale = torch.rsqrt(moments.variance + epsilon)
+    return (x - moments.mean.to(x.dtype)) * scale.to(x.dtype)
 
 
 @torch.no_grad()

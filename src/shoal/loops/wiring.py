@@ -62,7 +62,7 @@ class ReplayHandles:
     learning: Mapping[str, Any] = field(default_factory=dict)  # options of LearnerLoop that go with the kind of table
 
 
-class Front(ShardedReplay):
+class ReplayFrontend(ShardedReplay):
     """One service that speaks for several, so that batches of all of them can be asked for ahead of time."""
 
     restart = True  # it holds nothing
@@ -97,7 +97,7 @@ class Wiring:
         share = _share(table, shards)
         parts = [program.add(f"replay/{index}", Replay, [share], seed=index) for index in range(shards)]
         program.place("replay/*", restart=True)  # a lost one costs its own items
-        return ReplayHandles(table.name, cast(Replay, program.add("replay", Front, parts)), parts)
+        return ReplayHandles(table.name, cast(Replay, program.add("replay", ReplayFrontend, parts)), parts)
 
     def add_experience(self, table: str, block: int) -> ReplayHandles:
         """The replay of an algorithm that samples its items again and again (`shoal.options.Experience`); actors bring

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal import tree
-from shoal.functional.normalisation import Statistics, from_sums, masked_sums, merge, normalise
+from shoal.functional.normalisation import Moments, from_sums, masked_sums, merge, normalise
 from shoal.functional.returns import backward_recurrence, learned_rewards
 from shoal.nets.encoder import is_image
 
@@ -38,8 +38,8 @@ class RunningStatistics(nn.Module):
         self.register_buffer("rows", torch.zeros((), dtype=torch.float64))
 
     @property
-    def statistics(self) -> Statistics:
-        return Statistics(self.mean, self.variance, self.rows)
+    def moments(self) -> Moments:
+        return Moments(self.mean, self.variance, self.rows)
 
     def sums(self, x: Tensor, valid: Tensor) -> Tensor:
         """What `merge` needs of x [T, B, ...], flat; valid bool [T, B]."""
@@ -49,8 +49,8 @@ class RunningStatistics(nn.Module):
         """Add the rows behind `sums`; rows that are not finite would spoil all that come after and are left out."""
         if not torch.isfinite(sums).all():
             return
-        merged = merge(self.statistics, from_sums(sums.view(3, *self.mean.shape), self.mean))
-        for own, new in zip(self.statistics, merged):
+        merged = merge(self.moments, from_sums(sums.view(3, *self.mean.shape), self.mean))
+        for own, new in zip(self.moments, merged):
             own.copy_(new)
 
 
@@ -68,8 +68,8 @@ class ObservationNormalizer(nn.Module):
         """Any leading axes, nested as the space."""
         flat = tree.flatten(observation, "observation")
         for name, part in zip(self.names, self.parts):
-            statistics = cast(RunningStatistics, part).statistics
-            flat[name] = normalise(flat[name].float(), statistics, EPSILON).clamp(-LIMIT, LIMIT)
+            moments = cast(RunningStatistics, part).moments
+            flat[name] = normalise(flat[name].float(), moments, EPSILON).clamp(-LIMIT, LIMIT)
         return tree.nest(self.space, flat, "observation")
 
     def update(self, observation: Any, valid: Tensor, total: Total) -> None:

@@ -18,7 +18,7 @@ from .messages import Array
 from .sumtree import SumTree
 
 
-class Running(ABC):
+class RunningSelector(ABC):
     """A running selector; it is told of items after they came or changed, and before they go."""
 
     item_bytes = 0  # memory that it needs per item
@@ -38,13 +38,13 @@ class Running(ABC):
         return None
 
 
-class Ranked(Running):
+class Ranked(RunningSelector):
     @abstractmethod
     def first(self, count: int) -> Array:
         """The `count` foremost slots in order, or all there are."""
 
 
-class Drawn(Running):
+class Drawn(RunningSelector):
     @abstractmethod
     def draw(self, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
         """Independent slots, with replacement, and the probability of each."""

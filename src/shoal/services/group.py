@@ -16,15 +16,14 @@ import uuid
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as distributed
 from torch import Tensor
 
 from shoal import sync
 from shoal.program import NodeDied, current
+from shoal.types import Array
 
-Array = npt.NDArray[Any]
 Address = tuple[str, int]
 
 MEETING = datetime.timedelta(seconds=20)  # for all to connect, once all have come

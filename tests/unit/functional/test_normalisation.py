@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shoal.functional.normalisation import Statistics, from_sums, masked_sums, merge, normalise, normalise_advantages
+from shoal.functional.normalisation import Moments, from_sums, masked_sums, merge, normalise, normalise_advantages
 
 T, B = 7, 5
 
@@ -17,9 +17,9 @@ def rows(seed: int, *shape: int, offset: float = 0.0) -> tuple[torch.Tensor, tor
     return x, valid
 
 
-def direct(*data: tuple[torch.Tensor, torch.Tensor]) -> Statistics:
+def direct(*data: tuple[torch.Tensor, torch.Tensor]) -> Moments:
     together = torch.cat([x[valid] for x, valid in data])
-    return Statistics(together.mean(0), together.var(0, correction=0), torch.tensor(float(len(together))).double())
+    return Moments(together.mean(0), together.var(0, correction=0), torch.tensor(float(len(together))).double())
 
 
 def test_sums_added_over_learners_give_the_statistics_of_the_concatenated_data() -> None:

@@ -11,6 +11,7 @@ from shoal import sync
 from shoal.program import Program
 from shoal.replay import Replay, Table
 from shoal.runtime import launch
+from shoal.runtime.local import cores
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.skipif(
 
 def kept() -> tuple[set[int], set[int], set[int]]:
     """Cores of a thread that was told to keep to one: then, while it has released a lock, and after."""
-    sync.keep_to_one_core()
+    cores.keep_to_one_core()
+    sync.set_when_released(lambda alone: cores.use_all_cores())
     condition = sync.Condition()
     before = os.sched_getaffinity(0)
     with condition:
@@ -44,6 +46,30 @@ def test_a_served_replay_keeps_to_one_core() -> None:
     with launch(program, "local") as run:
         run.client(replay).info()
         pid = run.pids()["replay"]
-        cores = {int(thread): len(os.sched_getaffinity(int(thread))) for thread in os.listdir(f"/proc/{pid}/task")}
-        assert 1 in cores.values()
-        assert cores[pid] > 1  # its main thread serves nobody
+        allowed = {int(thread): len(os.sched_getaffinity(int(thread))) for thread in os.listdir(f"/proc/{pid}/task")}
+        assert 1 in allowed.values()
+        assert allowed[pid] > 1  # its main thread serves nobody
+
+
+class Copying:
+    """Serves in turns, and says how many cores a call has with the lock held, without it, and again with it."""
+
+    in_turns = True
+
+    def __init__(self) -> None:
+        self.lock = sync.Condition()
+
+    def counts(self) -> list[int]:
+        with self.lock:
+            found = [len(os.sched_getaffinity(0))]
+            with self.lock.released():
+                found.append(len(os.sched_getaffinity(0)))
+            return [*found, len(os.sched_getaffinity(0))]
+
+
+def test_a_served_call_that_lets_go_of_its_lock_has_every_core() -> None:
+    program = Program()
+    copying = program.add("copying", Copying)
+    with launch(program, "local") as run:
+        every = len(os.sched_getaffinity(0))
+        assert run.client(copying).counts() == [1, every, every]

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal import buffers, sync
 from shoal.program import Context, NodeDied, public, set_current
+from shoal.runtime.local import cores
 from shoal.runtime.local.transport import Closed, Connection
 
 
@@ -166,8 +167,8 @@ class _Caller:
     def serve(self) -> None:
         set_current(self._context)
         if getattr(self._target, "in_turns", False):
-            sync.keep_to_one_core()
-            sync.set_when_released(self._let_next_begin)
+            cores.keep_to_one_core()
+            sync.set_when_released(self._lock_released)
         try:
             while self._begin_and_answer():
                 pass
@@ -190,6 +191,12 @@ class _Caller:
         finally:
             if self._held.yes:
                 self._beginning.release()
+
+    def _lock_released(self, alone: bool) -> None:
+        """A call works beside the others now, on any core; if it concerns nobody else, the next one may begin."""
+        cores.use_all_cores()
+        if alone:
+            self._let_next_begin()
 
     def _let_next_begin(self) -> None:
         if not self._held.yes:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.buffers import Arena, Block
+from shoal.buffers import Arena, ArenaArray
 
 LARGE = 1 << 16  # bytes from which an array goes through shared memory; a smaller one is copied sooner than lent
 ARENA_LIMIT = 1 << 31  # bytes a connection may hold per direction; beyond that arrays travel on the stream
@@ -48,7 +48,7 @@ class Connection:
         self._lent: dict[int, Any] = {}  # what the other end still reads, by loan
         self._loans = 0
         self._mapped: list[mmap.mmap] = []  # the other end's segments
-        self._leases: dict[int, tuple[weakref.ref[Block], int]] = {}
+        self._leases: dict[int, tuple[weakref.ref[ArenaArray], int]] = {}
         self._give_back: collections.deque[int] = collections.deque()
 
     def fileno(self) -> int:
@@ -197,13 +197,13 @@ class Connection:
                 arrays.append(self._lease(segment, offset, length, loan))
         return pickle.loads(memoryview(rest)[at:], buffers=arrays), fds
 
-    def _lease(self, segment: int, offset: int, length: int, loan: int) -> Block:
-        block = Block(length, np.uint8, self._mapped[segment], offset)
+    def _lease(self, segment: int, offset: int, length: int, loan: int) -> ArenaArray:
+        block = ArenaArray(length, np.uint8, self._mapped[segment], offset)
         reference = weakref.ref(block, self._released)
         self._leases[id(reference)] = (reference, loan)
         return block
 
-    def _released(self, gone: weakref.ref[Block]) -> None:
+    def _released(self, gone: weakref.ref[ArenaArray]) -> None:
         self._give_back.append(self._leases.pop(id(gone))[1])
 
     def _read_header(self) -> tuple[bytes, list[int]]:
