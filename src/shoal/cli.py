@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for variable in THREADS:  # before numpy and torch are imported: a run has many processes, each with one thread
         os.environ.setdefault(variable, "1")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
+    before = _end_like_interrupt()
     try:
         return _dispatch(words, started)
     except UserError as error:
@@ -66,7 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ERROR
     finally:
         _cool()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_like_interrupt() -> dict[int, Any]:
+    """From the first line on, SIGTERM and SIGHUP (a closed terminal) end like Ctrl-C; what handled them before."""
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
+            before[number] = signal.signal(number, signal.default_int_handler)
+    return before
 
 
 def _unheard() -> bool:
@@ -113,15 +124,17 @@ class Output:
 def _train(words: Sequence[str], started: float) -> int:
     name, words = _algorithm("train", words)
     _warm(words)
+    if not any(word in HELP for word in words):  # the imports that follow take seconds
+        print(f"starting {name} on {peek(words, 'env', 'its environment')} …", file=sys.stderr, flush=True)
     algorithm, env, config, typed = _configure("train", name, words, Options, Output)
     from shoal.experiment import view
-    from shoal.experiment.training import Experiment, summary
+    from shoal.experiment.training import Experiment
     from shoal.runtime import RunFailed
 
     as_json = typed.make(Output).json
     experiment = Experiment(name, algorithm, config, env, typed.make(Options), started)
     result, failure = experiment.run(view.choose(quiet=False, json=as_json))
-    print("\n".join(summary(result)), file=sys.stderr if as_json else sys.stdout, flush=True)
+    print("\n".join(view.summary(result)), file=sys.stderr if as_json else sys.stdout, flush=True)
     if failure is not None:
         if isinstance(failure, RunFailed) and failure.traceback:
             print(failure.traceback.rstrip(), file=sys.stderr)

@@ -7,6 +7,7 @@ A handle given to another node's factory becomes, inside that node, a client who
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import threading
 import zlib
@@ -172,6 +173,26 @@ class Done:
 
     def done(self) -> bool:
         return True
+
+
+class Background:
+    """Calls whose answers nobody waits for. They are looked at when the next one is made, so that no error is lost."""
+
+    def __init__(self) -> None:
+        self._calls: collections.deque[Future] = collections.deque()
+        self.lost = 0  # calls whose node was gone: it is the supervisor's to judge
+
+    def add(self, call: Future) -> None:
+        self.check()
+        self._calls.append(call)
+
+    def check(self) -> None:
+        """Raise what a call that has been answered has raised."""
+        while self._calls and self._calls[0].done():
+            try:
+                self._calls.popleft().result()
+            except NodeDied:
+                self.lost += 1
 
 
 class Lane(Protocol):

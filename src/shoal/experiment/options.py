@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal import config
-from shoal.config import Amount, Count, Whole
+from shoal.config import Amount, Count, Positive, Whole
 from shoal.errors import UserError
 
 Runtime = Literal["local", "inline", "ray"]
@@ -23,8 +23,9 @@ class Options:
     stop_return: float | None = None  # stop when 50 fresh evaluation episodes confirm this mean return
     stop_steps: Count | None = None  # stop after so many environment steps
     stop_updates: Count | None = None  # stop after exactly so many learner updates
-    stop_seconds: Amount | None = None  # stop after so many seconds from when the nodes were started
+    stop_seconds: Amount | None = None  # stop after so many seconds of training, from the first actor step
     run_dir: str | None = None  # default: a new folder in runs/
+    hang_seconds: Positive = 30.0  # after which a node that stands still is told of
     max_failures: Whole = 5  # restarts of one node in a row before the run gives up
     eval_every: Amount = 0.5  # seconds from one evaluation to the next
     eval_episodes: Count = 10  # per evaluation
@@ -67,8 +68,10 @@ class Result:
     learner_steps: int
     env_steps_per_second: float  # over train_seconds
     wall_seconds: float  # from the start of the command
-    train_seconds: float  # from the first actor step
-    eval_return: float | None  # of the last evaluation; None when there was none
+    train_seconds: float  # from the first actor step to the stop
+    eval_return: float | None  # of the saved weights, unless the versions differ; None when there was no evaluation
+    eval_version: int | None  # learner updates behind the weights that eval_return is of
+    saved_version: int | None  # learner updates behind the weights that were saved; None when there were none
     reached: bool  # confirmed by the evaluator on fresh episodes
     seconds_to_target: float | None  # train_seconds when it was confirmed
     restarts: int
@@ -83,9 +86,12 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """0: the stop rule was met; 3: time ran out before the return was reached; 130: Ctrl-C; 1: failure."""
-        codes = {"interrupt": 130, "failure": 1, "seconds": 0 if self.target is None or self.reached else 3}
-        return codes.get(self.stopped_by, 0)
+        """0: the stop rule was met; 3: time ran out before the return was reached, or before any update; 130: Ctrl-C;
+        1: failure, or no environment made a step."""
+        missed = self.learner_steps == 0 or (self.target is not None and not self.reached)
+        codes = {"interrupt": 130, "failure": 1, "seconds": 3 if missed else 0}
+        code = codes.get(self.stopped_by, 0)
+        return 1 if self.env_steps == 0 and self.stopped_by != "interrupt" else code
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

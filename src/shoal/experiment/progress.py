@@ -39,7 +39,9 @@ class Progress:
 
     target: float | None = None  # the return to be reached
     elapsed: float = 0.0  # real seconds since the nodes were started
-    train_seconds: float = 0.0
+    train_seconds: float = 0.0  # real seconds since the first actor step
+    seconds: float = 0.0  # the same on the nodes' clock, which is virtual on the inline runtime
+    quiet: float = 0.0  # real seconds without news
     counts: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)  # per second, recently
@@ -53,13 +55,25 @@ class Progress:
     _history: collections.deque[tuple[float, dict[str, float]]] = field(default_factory=collections.deque)
     _totals: dict[str, dict[str, float]] = field(default_factory=dict)
     _last: dict[str, Any] = field(default_factory=dict)
+    _began: float | None = None  # elapsed seconds at the first actor step
 
-    def take(self, snapshot: Mapping[str, Any], elapsed: float, restarts: int) -> list[dict[str, Any]]:
-        """Take in a snapshot; returns the evaluations that are new in it."""
-        self.elapsed, self.restarts = elapsed, restarts
-        self.train_seconds = snapshot["train_seconds"]
-        self.counts, self.values = snapshot["counts"], snapshot["values"]
+    def pass_time(self, elapsed: float) -> None:
+        """Time goes on, with or without news: rates that nobody confirms fade."""
+        self.elapsed = elapsed
+        if self._began is not None:
+            self.train_seconds = elapsed - self._began
         self._take_rates(elapsed)
+
+    def take(
+        self, snapshot: Mapping[str, Any], elapsed: float, restarts: int, virtual: bool = False
+    ) -> list[dict[str, Any]]:
+        """Take in a snapshot; returns the evaluations that are new in it. `virtual`: so is the nodes' clock."""
+        self.restarts = restarts
+        self.seconds = snapshot["train_seconds"]
+        if self._began is None and snapshot["counts"].get("env_steps"):
+            self._began = self.elapsed if virtual else elapsed - self.seconds
+        self.counts, self.values = snapshot["counts"], snapshot["values"]
+        self.pass_time(elapsed)
         for node, report in snapshot["nodes"].items():
             if report != self._last.get(node):
                 self._last[node] = report
@@ -81,7 +95,7 @@ class Progress:
     def row(self) -> dict[str, Any]:
         """The state as a row of the run's metrics."""
         return {
-            "seconds": self.train_seconds,
+            "seconds": self.seconds,
             "restarts": self.restarts,
             "counts": self.counts,
             "rates": self.rates,
@@ -106,7 +120,11 @@ class Progress:
             history.append((now, self.counts))
         while len(history) > 2 and now - history[0][0] > WINDOW:
             history.popleft()
+        if len(history) == 2 and now - history[1][0] > 2 * WINDOW:
+            history.popleft()
         (begin, before), (end, after) = history[0], history[-1]
+        self.quiet = now - end
+        end = end if self.quiet < WINDOW else now  # nodes report every half second: after so long they do not go on
         if end > begin:
             self.rates = {name: (count - before.get(name, 0)) / (end - begin) for name, count in after.items()}
 

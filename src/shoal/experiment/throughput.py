@@ -17,10 +17,12 @@ from typing import Any
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import registry
+from shoal.experiment.checks import prepare
+from shoal.experiment.ending import METRICS, Interrupts
 from shoal.experiment.options import Options
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
-from shoal.experiment.training import METRICS, Interrupts, prepare, take_snapshot
+from shoal.experiment.training import take_snapshot
 from shoal.loops.wiring import Settings
 from shoal.runtime import Supervisor, launch
 
@@ -81,6 +83,8 @@ def measure(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options, seco
             if interrupts.asked:
                 raise KeyboardInterrupt
             snapshot = take_snapshot(run, metrics, 0)
+            if snapshot is None:
+                continue
             now = time.monotonic()
             if first_update is None:
                 if snapshot["counts"].get("learner_steps"):

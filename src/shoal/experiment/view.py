@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from shoal.experiment.options import Result
 from shoal.experiment.progress import Progress, by_role
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY, LINE_AT_LEAST_EVERY = 2.0, 60.0  # seconds between two plain lines, at first and in a long run
 FRAME_EVERY = 0.25
+NO_NEWS = 5.0  # seconds after which it is said that there are none
 COLOURS = {
     "environment": "green",
     "inference": "cyan",
@@ -147,6 +149,8 @@ def line(progress: Progress) -> str:
         parts.append(f"restarts {progress.restarts}")
     if progress.count("refused_updates"):
         parts.append(f"refused {progress.count('refused_updates')}")
+    if progress.quiet >= NO_NEWS:
+        parts.append(f"no news for {progress.quiet:.0f} s")
     return " · ".join(parts)
 
 
@@ -191,6 +195,8 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
         acting += f"  {amount(progress.values['actor_return'])}"
     rates, values = progress.rates, progress.values
     speed = f"{rates.get('env_steps', 0):,.0f} steps/s · {rates.get('learner_steps', 0):,.0f} updates/s"
+    if progress.quiet >= NO_NEWS:
+        speed += f" · no news for {progress.quiet:.0f} s"
     weights = f"version {progress.count('learner_steps'):,}"
     if "staleness" in values:
         weights += f" · what is learned from is {values['staleness']:.1f} updates old"
@@ -222,3 +228,30 @@ def _bar(parts: Mapping[str, float], width: int = 24) -> Text:
         text.append(" · " if index else "")
         text.append(f"{activity} {part:.0%}", "dim" if activity.startswith("waiting") else COLOURS.get(activity, ""))
     return text
+
+
+def summary(result: Result) -> list[str]:
+    """What the user is told at the end."""
+    lines = []
+    score = "no evaluation" if result.eval_return is None else f"return {amount(result.eval_return)}"
+    if result.reached:
+        lines.append(
+            f"reached {result.target:,.12g} after {result.seconds_to_target:.1f} s of training: {score}, confirmed"
+        )
+    else:
+        wanted = "" if result.target is None else f", {result.target:,.12g} was not reached"
+        lines.append(f"stopped by {result.stopped_by}: {score}{wanted}")
+    if result.saved_version not in (None, result.eval_version) and result.eval_version is not None:
+        lines.append(
+            f"that return is of the weights after {many(result.eval_version, 'update')}; those that were saved, after "
+            f"{many(result.saved_version or 0, 'update')}, were not evaluated"
+        )
+    lines.append(
+        f"{result.env_steps:,} steps in {result.train_seconds:.1f} s ({result.env_steps_per_second:,.0f}/s), "
+        f"{result.learner_steps:,} updates; {result.wall_seconds:.1f} s in all"
+    )
+    lines.append(f"{many(result.restarts, 'restart')}, {many(result.refused_updates, 'update')} refused")
+    lines.append(f"bottleneck: {result.bottleneck}")
+    lines.append(f"run directory: {result.run_dir}")
+    lines.append(f"play it again: shoal eval {result.run_dir}")
+    return lines

@@ -8,6 +8,7 @@ from typing import Any
 from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import Envs
 from shoal.envs.vector import Step
+from shoal.loops.loop import Loop
 from shoal.program import Future, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
@@ -25,30 +26,33 @@ class EnvRunner:
         self.envs = envs
         self.report = Reporter(metrics)
         self.observation = envs.reset()
-        self._steps = 0
+        self._metrics = metrics
+        self._limited = metrics.step_limit() is not None
 
     def step(self, action: Any) -> Step:
         self.report.lap("inference")
         outcome = self.envs.step(action)
         sign_of_life()
         self.observation = outcome.observation
-        self._steps += int(outcome.valid.sum())
+        self.report.count("env_steps", int(outcome.valid.sum()))
         self.report.lap("environment")
         return outcome
 
-    def end_of_block(self) -> None:
-        report = self.report
-        report.count("env_steps", self._steps)
-        self._steps = 0
+    def end_of_block(self) -> bool:
+        """Count the block; False when the run has all the steps that it was given."""
+        report, more = self.report, True
+        if self._limited:  # counted where all actors' steps meet, so that none goes on for longer than a block
+            more = self._metrics.spend_steps(report.take("env_steps"))
         for episode in self.envs.episodes():
             report.count("episodes")
-            report.values["actor_return"] = episode.return_
-            report.values["episode_length"] = episode.length
+            report.average("actor_return", episode.return_)
+            report.average("episode_length", episode.length)
         if report.due():
             report.flush()
+        return more
 
 
-class ActorLoop:
+class ActorLoop(Loop):
     """Acts with its own copy of the policy. One step is one block of rows: act, write down, send, take new weights."""
 
     restart = True  # an actor holds nothing that others need
@@ -66,8 +70,10 @@ class ActorLoop:
         synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
         first_environment: int = 0,  # the place of its environments among those of all actors
     ) -> None:
+        super().__init__()
         seed = current().seed
         self._runner = EnvRunner(make_envs(seed), metrics)
+        self._reporter = self._runner.report
         policy, count = make_policy(seed + 1), self._runner.envs.count
         self._send = Sender(policy, replays, patterns, current().name, home=first_environment // count)
         self._recorder = Recorder(policy, count, rows, self._ship, first_environment=first_environment)
@@ -81,14 +87,18 @@ class ActorLoop:
             self._recorder.load(*found)
         self._runner.report.lap("starting")
 
-    def step(self) -> None:
+    def step(self) -> bool:
         recorder, runner = self._recorder, self._runner
         complete = False
         while not complete:
+            if self._finishing:
+                return self._end()
             outcome = runner.step(recorder.act(runner.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
-        runner.end_of_block()
+        if not runner.end_of_block():
+            return self._end()
         self._refresh()
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """What the policy and its recorder hold; what environments hold is their own."""
@@ -126,24 +136,29 @@ class ActorLoop:
         self._runner.report.lap("weights")
 
 
-class RemoteActorLoop:
+class RemoteActorLoop(Loop):
     """Owns no network: sends observations to the inference server and does what it answers."""
 
     restart = True
 
     def __init__(self, make_envs: Callable[[int], Envs], rows: int, inference: Any, metrics: Metrics) -> None:
+        super().__init__()
         self._runner = EnvRunner(make_envs(current().seed), metrics)
+        self._reporter = self._runner.report
         self._inference = inference
         self._rows = rows
         self._outcome: Any = None
 
-    def step(self) -> None:
+    def step(self) -> bool:
         runner, node = self._runner, current()
         for _ in range(self._rows):
+            if self._finishing:
+                return self._end()
             action = self._inference.act(node.name, node.restarts, runner.observation, self._outcome)
+            runner.report.lap("waiting for inference")
             outcome = runner.step(action)
             self._outcome = (outcome.reward, outcome.terminated, outcome.valid)
-        runner.end_of_block()
+        return True if runner.end_of_block() else self._end()
 
     def close(self) -> None:
         self._runner.envs.close()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from shoal.acting import Policy, with_last_reward, zero_where
 from shoal.envs import Envs
+from shoal.loops.loop import Loop
 from shoal.program import current
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
-from shoal.sync import monotonic, sign_of_life, sleep
+from shoal.sync import Condition, monotonic, sign_of_life
 from shoal.types import Columns
 from shoal.versions import NONE, number
 
@@ -19,9 +22,13 @@ MOST_OF_TIME = 0.2  # that judging may take: long episodes are judged less often
 CONFIRM = 50  # fresh episodes before a run may say `reached`
 
 
-def evaluate(envs: Envs, policy: Policy, episodes: int) -> list[float]:
+class Interrupted(Exception):
+    """An evaluation was given up before its episodes were over."""
+
+
+def evaluate(envs: Envs, policy: Policy, episodes: int, give_up: Callable[[], bool] = lambda: False) -> list[float]:
     """Returns of exactly `episodes` fresh episodes. Every environment plays whole rounds of one episode each, so that
-    short episodes do not count more often than long ones."""
+    short episodes do not count more often than long ones. `give_up` is asked before every step: `Interrupted`."""
     returns: list[float] = []
     while len(returns) < episodes:
         observation = envs.reset()
@@ -31,6 +38,8 @@ def evaluate(envs: Envs, policy: Policy, episodes: int) -> list[float]:
         total = np.zeros(envs.count)
         running = np.ones(envs.count, np.bool_)
         while running.any():
+            if give_up():
+                raise Interrupted
             action, state, _ = policy.act(observation, state, first)
             outcome = envs.step(action)
             sign_of_life()
@@ -42,9 +51,9 @@ def evaluate(envs: Envs, policy: Policy, episodes: int) -> list[float]:
     return returns[:episodes]
 
 
-class Evaluator:
+class Evaluator(Loop):
     """One step is one evaluation of the newest weights. A mean that reaches the target is confirmed with the same
-    weights on fresh episodes; only the confirmation counts."""
+    weights on fresh episodes; only the confirmation counts, and with it the evaluator's work is done."""
 
     restart = True
 
@@ -60,57 +69,97 @@ class Evaluator:
         target: float | None = None,
         note: str | None = None,  # what the user should know of how it is judged
     ) -> None:
+        super().__init__()
         seed = current().seed
         self._envs = make_envs(seed)
         self._policy = make_policy(seed + 1)
         self._weights = weights
         self._metrics = metrics
-        self._report = Reporter(metrics)
+        self._reporter = Reporter(metrics)
         self._episodes, self._every, self._target = episodes, every, target
-        self._version = NONE
+        self._playing = Condition()  # the environments are used by one evaluation at a time
+        self._version = NONE  # evaluated last
         self._confirmed: tuple[int, Columns] | None = None
         self._next = 0.0
         if note is not None:
-            self._report.note(note)
+            self._reporter.note(note)
 
-    def step(self) -> None:
-        report = self._report
-        sleep(max(0.0, self._next - monotonic()))
-        found = self._weights.wait(self._version)
+    def step(self) -> bool:
+        report = self._reporter
+        with self._at_work:
+            self._at_work.wait_for(lambda: self._finishing, max(0.0, self._next - monotonic()), "the next evaluation")
+        found = None if self._finishing else self._weights.wait(self._version)
         begun = monotonic()
         report.lap("waiting")
+        if self._finishing or self._confirmed is not None:
+            return self._end()
         if found is None:
-            return
-        self._version, weights = found
-        self._policy.load(weights)
-        returns = evaluate(self._envs, self._policy, self._episodes)
-        confirmed = False
-        if self._target is not None and np.mean(returns) >= self._target:
-            returns = evaluate(self._envs, self._policy, max(CONFIRM, self._episodes))
-            confirmed = bool(np.mean(returns) >= self._target)
-            if confirmed and self._confirmed is None:
-                self._confirmed = found
-        report.lap("evaluating")
-        self._metrics.evaluation(
-            {
+            return True
+        try:
+            self._evaluate(*found, give_up=lambda: self._finishing)
+        except Interrupted:
+            return self._end()
+        spent = monotonic() - begun
+        self._next = begun + max(self._every, spent / MOST_OF_TIME)
+        if self._confirmed is not None:
+            return self._end()
+        if report.due():
+            report.flush()
+        return True
+
+    def evaluate_final(self, version: int, weights: Columns, seconds: float) -> bool:
+        """Evaluate the weights with which the run ends, unless it was the last thing done; call `finish` before. False
+        when it took longer than `seconds`, of the real clock: on a virtual one no time passes within a call."""
+        deadline = time.monotonic() + seconds
+        if version == self._version:
+            return True
+        try:
+            self._evaluate(version, weights, give_up=lambda: time.monotonic() > deadline)
+        except Interrupted:
+            return False
+        return True
+
+    def confirmed(self) -> tuple[int, Columns] | None:
+        """The version that reached the target, and its weights: those that follow are not always better."""
+        return self._confirmed
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was evaluated last, and what has been confirmed."""
+        version, weights = self._confirmed or (NONE, {})
+        return {"version": self._version, "confirmed": version, "weights": dict(weights)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._version = state["version"]
+        self._confirmed = None if state["confirmed"] == NONE else (state["confirmed"], dict(state["weights"]))
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _evaluate(self, version: int, weights: Columns, give_up: Callable[[], bool]) -> None:
+        """Evaluate weights, confirm that they reach the target if they seem to, and hand the result to the metrics."""
+        with self._playing:
+            self._policy.load(weights)
+            returns = self._play(self._episodes, give_up)
+            reached = False
+            if self._target is not None and np.mean(returns) >= self._target:
+                returns = self._play(max(CONFIRM, self._episodes), give_up)
+                reached = bool(np.mean(returns) >= self._target)
+            record = {
                 "eval_return": float(np.mean(returns)),
                 "spread": float(np.std(returns)),
                 "lowest": float(np.min(returns)),
                 "highest": float(np.max(returns)),
                 "episodes": len(returns),
-                "version": number(self._version),
-                "reached": confirmed,
+                "version": number(version),
+                "reached": reached,
             }
-        )
-        report.values["eval_return"] = float(np.mean(returns))
-        spent = monotonic() - begun
-        self._next = begun + max(self._every, spent / MOST_OF_TIME)
-        if report.due():
-            report.flush()
+            self._version = version
+            if reached and self._confirmed is None:  # before it is told: who hears of it may ask for the weights
+                self._confirmed = (version, weights)
+            self._reporter.values["eval_return"] = record["eval_return"]
+            self._metrics.evaluation(record)
 
-    def confirmed(self) -> tuple[int, Columns] | None:
-        """The first version that reached the target, and its weights: those that follow are not always better."""
-        return self._confirmed
-
-    def close(self) -> None:
-        self._envs.close()
+    def _play(self, episodes: int, give_up: Callable[[], bool]) -> list[float]:
+        returns = evaluate(self._envs, self._policy, episodes, give_up)
+        self._reporter.lap("evaluating")
+        return returns

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from shoal.batches import Batch
+from shoal.loops.loop import Loop
 from shoal.loops.prefetch import Prefetch
 from shoal.nets.weights import export_weights
-from shoal.program import Future, NodeDied, current, futures
+from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.replay import Replay, Sample
 from shoal.services.group import Group, Member
 from shoal.services.metrics import Metrics, Reporter
@@ -47,7 +48,7 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class LearnerLoop:
+class LearnerLoop(Loop):
     """One step is one update.
 
     With a `group`, this is learner `rank` of `learners` that update together: `make_learner` is also given the `Member`
@@ -78,6 +79,7 @@ class LearnerLoop:
         rank: int = 0,
         learners: int = 1,
     ) -> None:
+        super().__init__()
         self._table = table
         self._replay, self._weights = replay, weights
         self._publish_every, self._max_updates = publish_every, max_updates
@@ -88,8 +90,9 @@ class LearnerLoop:
         self.progress = 0  # updates applied in this life; the supervisor asks for it
         self._refused = 0
         self._next_snapshot = 0.0
-        self._report = Reporter(metrics)
+        self._reporter = Reporter(metrics)
         self._watching: Future | None = None
+        self._calls = Background()  # to the replay
         self._largest: Callable[[float], float] = float
         timeout = None
         if group is None:
@@ -105,15 +108,35 @@ class LearnerLoop:
             self._device,
             ahead=prefetch,
         )
-        self._report.lap("starting")
+        self._reporter.lap("starting")
 
     def step(self) -> bool:
-        report = self._report
-        if self._max_updates is not None and self._updates >= self._max_updates:
-            report.flush().result()  # who sees that this node has finished finds everything reported
-            return False
+        if self._finishing or (self._max_updates is not None and self._updates >= self._max_updates):
+            return self._end()
         sample, batch = self._take()
-        report.lap("waiting for data")
+        self._reporter.lap("waiting for data")
+        if self._finishing:
+            return self._end()
+        with self._at_work:
+            self._update(sample, batch)
+        del sample, batch  # their memory can be used again
+        self._prefetch.ask()
+        return True
+
+    def finish(self) -> None:
+        """Of several, rank 0 ends after an update that all have made; the others wait for it in the next one."""
+        if self._leads:
+            super().finish()
+
+    def report(self) -> None:
+        """Publish what the last update has made of the weights, also between two publications."""
+        with self._at_work:
+            if number(self._published) != self._updates:
+                self._publish()
+        super().report()
+
+    def _update(self, sample: Sample, batch: Batch) -> None:
+        report = self._reporter
         if self._beta is not None:
             importance = sample.importance_weights(self._beta, self._largest)
             batch["importance"] = torch.from_numpy(importance).to(self._device)
@@ -127,9 +150,9 @@ class LearnerLoop:
             report.note(note)
         report.lap("learning")
         if (priorities := measured.pop("priorities", None)) is not None and self._beta is not None:
-            futures(self._replay).update_priorities(self._table, sample.keys, priorities.cpu().numpy())
+            self._calls.add(futures(self._replay).update_priorities(self._table, sample.keys, priorities.cpu().numpy()))
         if self._trim_every and self._leads and self._updates % self._trim_every == 0:
-            futures(self._replay).trim(self._table)
+            self._calls.add(futures(self._replay).trim(self._table))
         if self._updates % self._publish_every == 0:
             self._publish()
         if self._leads and monotonic() >= self._next_snapshot:
@@ -142,16 +165,13 @@ class LearnerLoop:
                 if self._beta is not None:
                     report.values.update(_spread("priority", sample.priorities), **_spread("importance", importance))
             report.flush()
-        del sample, batch  # their memory can be used again
-        self._prefetch.ask()
-        return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self._updates, "learner": self._learner.state_dict()}
+        return {"updates": self._updates, "refused": self._refused, "learner": self._learner.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._learner.load_state_dict(state["learner"])
-        self._updates = state["updates"]
+        self._updates, self._refused = state["updates"], state["refused"]
 
     # ---- data and weights
 
@@ -160,7 +180,7 @@ class LearnerLoop:
             sample, batch = self._prefetch.take()
             if not self._synchronous or sample.versions.min() >= self._published:
                 return sample, batch
-            self._report.count("stale_items", len(sample))
+            self._reporter.count("stale_items", len(sample))
             self._prefetch.ask()
 
     def _publish(self) -> None:
@@ -215,7 +235,7 @@ class LearnerLoop:
             return
         self._refused += 1
         if self._leads:
-            self._report.count("refused_updates")
+            self._reporter.count("refused_updates")
         if self._refused >= MAX_REFUSED:
             raise NonFinite(
                 f"loss or gradient were not finite in {MAX_REFUSED} updates in a row: lower the learning rate, "

@@ -47,6 +47,7 @@ class Settings:
 
     target: float | None = None  # the return at which the evaluator confirms that the task is solved
     max_updates: int | None = None
+    max_steps: int | None = None  # of all environments together
     evaluate: bool = True
     eval_episodes: int = 10
     eval_every: float = 0.5  # seconds from one evaluation to the next
@@ -81,7 +82,7 @@ class Wiring:
     def __init__(self, cfg: Any, env: EnvSpec, settings: Settings) -> None:
         self.program = Program()
         self.cfg, self.env, self.settings = cfg, env, settings
-        self.metrics = self.program.add("metrics", Metrics)
+        self.metrics = self.program.add("metrics", Metrics, max_steps=settings.max_steps)
         self.weights = self.program.add("weights", WeightStore)
 
     # ---- replay

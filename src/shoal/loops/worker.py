@@ -14,6 +14,7 @@ from shoal.batches import Batch, to_batch
 from shoal.envs import Envs
 from shoal.loops.actor import EnvRunner
 from shoal.loops.learner import MAX_REFUSED, NonFinite
+from shoal.loops.loop import Loop
 from shoal.nets.weights import named_tensors
 from shoal.program import current
 from shoal.services.gradients import GradientClient, GradientServer
@@ -36,7 +37,7 @@ class Worker(Protocol):
         """The service takes no further gradients."""
 
 
-class WorkerLoop:
+class WorkerLoop(Loop):
     """One step is one block of rows: act, learn from them, go on with the weights that come back."""
 
     restart = True  # with a worker only the gradient it was working on is lost
@@ -52,9 +53,11 @@ class WorkerLoop:
         observation_space: Any,
         device: str = "cpu",
     ) -> None:
+        super().__init__()
         seed = current().seed
         self._observation_space, self._device = observation_space, device
         self._runner = EnvRunner(make_envs(seed), metrics)
+        self._reporter = self._runner.report
         self._worker = make_worker(seed + 1, servers)
         # No row is acted on before the weights it counts for: blocks do not overlap, so that learning is on-policy.
         self._recorder = Recorder(self._worker.policy, self._runner.envs.count, rows, self._learn, overlap=0)
@@ -64,12 +67,12 @@ class WorkerLoop:
         recorder, runner = self._recorder, self._runner
         complete = False
         while not complete:
+            if self._finishing:
+                return self._end()
             outcome = runner.step(recorder.act(runner.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
-        runner.end_of_block()
-        if self._worker.finished():
-            runner.report.flush().result()
-            return False
+        if not runner.end_of_block() or self._worker.finished():
+            return self._end()
         return True
 
     def close(self) -> None:
@@ -95,7 +98,7 @@ def _last(column: Array, name: str, following: Columns) -> Array:
     return following[name][None] if name in following else column[-1:]
 
 
-class Publisher:
+class Publisher(Loop):
     """Gives the gradient service the parameters to start from, publishes what they become, and reports its counts.
 
     One step is one publication. It finishes when the service has made `max_updates` steps.
@@ -111,6 +114,7 @@ class Publisher:
         publish_every: int = 1,  # steps of the service
         max_updates: int | None = None,
     ) -> None:
+        super().__init__()
         network = make_network(current().seed)
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         flat = optim.flatten(trained).numpy()  # what the client loads, and, in the same memory, the network's weights
@@ -119,26 +123,34 @@ class Publisher:
         self._servers = servers
         self._weights = weights
         self._publish_every, self._max_updates = publish_every, max_updates
-        self._report = Reporter(metrics)
+        self._reporter = Reporter(metrics)
         self._counted: dict[str, int] = {"version": 0}
         self._client.initialise()
         self._publish()
-        self._report.lap("starting")
+        self._reporter.lap("starting")
 
     def step(self) -> bool:
-        report = self._report
-        newer = self._client.pull(self._publish_every, PAUSE)
-        report.lap("waiting for gradients")
-        if newer:
-            self._publish()
-            report.lap("publishing")
-        finished = self._max_updates is not None and self._client.version >= self._max_updates
-        if finished or report.due():
+        finished = self._finishing or (self._max_updates is not None and self._client.version >= self._max_updates)
+        if finished:
+            return self._end()
+        with self._at_work:
+            newer = self._client.pull(self._publish_every, PAUSE)
+            self._reporter.lap("waiting for gradients")
+            if newer:
+                self._publish()
+                self._reporter.lap("publishing")
+            if self._reporter.due():
+                self._count()
+                self._reporter.flush()
+        return True
+
+    def report(self) -> None:
+        """Publish and count what the service has come to, also when it is less than a publication."""
+        with self._at_work:
+            if self._client.pull(timeout=0.0):
+                self._publish()
             self._count()
-            sent = report.flush()
-            if finished:
-                sent.result()  # who sees that this node has finished finds everything reported
-        return not finished
+        super().report()
 
     def _publish(self) -> None:
         self._weights.publish(self._named, make_version(current().restarts, self._client.version))
@@ -146,7 +158,7 @@ class Publisher:
     def _count(self) -> None:
         """What the service has counted since the last time. All its parts see the same gradients, of which one may come
         too late for some of them only: it counts as refused."""
-        report, parts = self._report, [server.statistics() for server in self._servers]
+        report, parts = self._reporter, [server.statistics() for server in self._servers]
         counted = {name: max(part.get(name, 0) for part in parts) for name in set().union(*parts)}
         new = {name: count - self._counted.get(name, 0) for name, count in counted.items()}
         self._counted = counted

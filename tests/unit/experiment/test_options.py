@@ -16,12 +16,14 @@ RESULT = Result(
     env="CartPole-v1",
     runtime="local",
     seed=0,
-    env_steps=0,
-    learner_steps=0,
+    env_steps=10,
+    learner_steps=1,
     env_steps_per_second=0.0,
     wall_seconds=0.0,
     train_seconds=0.0,
     eval_return=None,
+    eval_version=None,
+    saved_version=None,
     reached=False,
     seconds_to_target=None,
     restarts=0,
@@ -85,9 +87,17 @@ def test_the_exit_code_says_how_a_run_ended(
     assert replace(RESULT, stopped_by=stopped_by, target=target, reached=reached).exit_code == code
 
 
-def progress(steps: int = 0, elapsed: float = 0.0, confirmed: bool = False) -> Progress:
+@pytest.mark.parametrize("stopped_by", ["steps", "updates", "seconds"])
+def test_a_run_in_which_nothing_happened_is_no_success(stopped_by: StoppedBy) -> None:
+    assert replace(RESULT, stopped_by=stopped_by, env_steps=0).exit_code == 1
+    assert replace(RESULT, stopped_by="seconds", learner_steps=0).exit_code == 3
+
+
+def progress(steps: int = 0, trained: float = 0.0, confirmed: bool = False, elapsed: float = 0.0) -> Progress:
     record = {"eval_return": 500.0, "reached": True} if confirmed else None
-    return Progress(elapsed=elapsed, counts={"env_steps": steps}, confirmed=record)
+    return Progress(
+        train_seconds=trained, elapsed=elapsed or trained + 40.0, counts={"env_steps": steps}, confirmed=record
+    )
 
 
 def test_any_rule_that_is_met_ends_the_run_and_the_return_counts_first() -> None:
@@ -98,3 +108,9 @@ def test_any_rule_that_is_met_ends_the_run_and_the_return_counts_first() -> None
     assert stop_reason(options, progress(99, 9.9), True, False) == "updates"
     assert stop_reason(options, progress(100, 10.0, confirmed=True), True, False) == "return"
     assert stop_reason(options, progress(100, 10.0, confirmed=True), True, True) == "interrupt"
+
+
+def test_the_start_is_not_counted_as_training_unless_it_never_ends() -> None:
+    options = Options(stop_seconds=10.0)
+    assert stop_reason(options, progress(0, 0.0, elapsed=69.9), False, False) is None
+    assert stop_reason(options, progress(0, 0.0, elapsed=70.0), False, False) == "seconds"

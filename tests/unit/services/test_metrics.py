@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from shoal.services.metrics import KEPT, Metrics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal import sync
+from shoal.program import NodeDied
+from shoal.services.metrics import KEPT, Metrics, Reporter
 
 
 def test_evaluations_are_read_from_an_index_on() -> None:
@@ -22,3 +29,132 @@ def test_a_reader_that_keeps_up_misses_nothing_and_memory_stays_bounded() -> Non
             seen += [row["version"] for row in metrics.snapshot(len(seen))["evaluations"]]
     assert seen == list(range(5 * KEPT))
     assert KEPT <= len(metrics.snapshot()["evaluations"]) <= 2 * KEPT
+
+
+def test_steps_are_spent_from_one_budget() -> None:
+    metrics = Metrics(max_steps=100)
+    assert metrics.step_limit() == 100
+    assert [metrics.spend_steps(40), metrics.spend_steps(40), metrics.spend_steps(40)] == [True, True, False]
+    assert metrics.snapshot()["counts"]["env_steps"] == 120
+    assert Metrics().step_limit() is None
+
+
+def test_a_report_tells_the_mean_of_its_episodes() -> None:
+    metrics = Metrics()
+    reporter = Reporter(metrics)
+    for value in (10.0, 20.0, 60.0):
+        reporter.average("actor_return", value)
+    reporter.flush()
+    assert metrics.snapshot()["values"]["actor_return"] == 30.0
+    reporter.average("actor_return", 5.0)
+    reporter.flush()
+    assert metrics.snapshot()["values"]["actor_return"] == 5.0
+
+
+def test_what_is_taken_for_the_budget_is_not_reported_again() -> None:
+    metrics = Metrics()
+    reporter = Reporter(metrics)
+    reporter.count("env_steps", 7)
+    assert reporter.take("env_steps") == 7
+    assert reporter.take("env_steps") == 0
+    reporter.flush()
+    assert metrics.snapshot()["counts"] == {}
+
+
+class Pending:
+    """An answer that comes when the test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Unreachable:
+    """A metrics service whose answers are errors."""
+
+    def __init__(self, error: Exception) -> None:
+        self.future = self
+        self.error = error
+        self.reports: list[dict[str, float]] = []
+
+    def report(self, node: str, counts: dict[str, float], values: Any, times: Any) -> Pending:
+        self.reports.append(counts)
+        return Pending(self.error if len(self.reports) == 1 else None)
+
+    def note(self, text: str) -> Pending:
+        return Pending(self.error)
+
+
+def test_counts_that_were_lost_with_the_service_are_reported_to_its_next_life() -> None:
+    service = Unreachable(NodeDied("metrics"))
+    reporter = Reporter(service)
+    reporter.count("env_steps", 5)
+    reporter.flush()
+    reporter.count("env_steps", 2)
+    reporter.flush()
+    reporter.flush()
+    assert service.reports == [{"env_steps": 5}, {"env_steps": 7}, {}]
+
+
+def test_an_error_that_nobody_waited_for_is_raised_with_the_next_report() -> None:
+    reporter = Reporter(Unreachable(ValueError("no such thing")))
+    reporter.flush()
+    with pytest.raises(ValueError, match="no such thing"):
+        reporter.flush()
+    reporter = Reporter(Unreachable(ValueError("no such note")))
+    reporter.note("hello")
+    with pytest.raises(ValueError, match="no such note"):
+        reporter.flush()
+
+
+def test_a_node_says_what_it_is_doing_by_what_followed_the_last_time() -> None:
+    reporter = Reporter(Metrics())
+    assert reporter.doing() == ("what follows starting", 0)
+    for activity in ("inference", "environment", "inference"):
+        reporter.lap(activity)
+    assert reporter.doing() == ("environment", 3)
+
+
+def test_counts_the_clock_and_the_place_among_evaluations_go_on() -> None:
+    before = Metrics()
+    before.report("actor", {"env_steps": 12}, {"x": 1.0}, {})
+    before.note("something")
+    before.evaluation({"version": 1})
+    after = Metrics()
+    after.load_state_dict(before.state_dict())
+    after.report("actor", {"env_steps": 3}, {}, {})
+    after.evaluation({"version": 2})
+    found = after.snapshot(1)
+    assert found["counts"] == {"env_steps": 15}
+    assert found["notes"] == ["something"]
+    assert [row["version"] for row in found["evaluations"]] == [2]
+    assert found["train_seconds"] >= 0.0
+    assert Metrics().state_dict()["train_seconds"] is None
+
+
+class Stopped:
+    """A clock that stands still."""
+
+    def monotonic(self) -> float:
+        return 5.0
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool:
+        return predicate()
+
+
+def test_the_clock_is_that_of_the_runtime() -> None:
+    sync.set_scheduler(Stopped())
+    try:
+        metrics = Metrics()
+        metrics.report("actor", {"env_steps": 1, "learner_steps": 1}, {}, {})
+        metrics.evaluation({})
+        found = metrics.snapshot()
+    finally:
+        sync.set_scheduler(None)
+    assert (found["train_seconds"], found["first_update"], found["evaluations"][0]["seconds"]) == (0.0, 5.0, 0.0)
