@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "batches": ("tree", "torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
+    "checkpoints": ("errors", "numpy torch safetensors"),
     "envs": ("errors tree", "numpy gymnasium dm_env cloudpickle"),
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
     "acting": ("functional nets program replay tree versions", "torch numpy"),
