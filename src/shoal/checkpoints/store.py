@@ -244,5 +244,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said = " ".join(str(error).split())
-    io_error = re.search(r"(?:I/O error: |IoError\(.*?message: \")?(.*?) \(os error \d+\)", said)
-    return io_error[1] if io_error else said
+    io_error = re.search(r"([^:\"]+) \(os error \d+\)", said)  # as safetensors says it
+    return io_error[1].strip() if io_error else said
