@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "acting batches envs errors factories nets optim program replay services state sync tree versions",
         "torch numpy",
     ),
-    "runtime": ("buffers errors program sync", "numpy cloudpickle"),
+    "runtime": ("buffers errors program sync", "numpy cloudpickle cryptography"),
     "algorithms": (
         "acting batches config envs errors functional loops nets optim options program replay schedules services state",
         "torch numpy",

@@ -57,7 +57,7 @@ def launch(
         try:
             from shoal.runtime.ray.run import RayRun
         except ModuleNotFoundError as error:
-            if error.name != "ray":
+            if error.name not in ("ray", "cryptography"):
                 raise
             raise UserError("--runtime ray needs Ray: install it with `pip install 'shoal[ray]'`") from None
         return RayRun(program, seed=seed, supervisor=supervisor, address=ray_address)

@@ -12,7 +12,9 @@ from typing import Any
 
 from shoal.program import Client, Context, Node
 from shoal.runtime import host
-from shoal.runtime.endpoints import Endpoint, Listener, connect
+from shoal.runtime.endpoints import Endpoint, connect
+from shoal.runtime.identity import Identity, Trust
+from shoal.runtime.listener import Listener
 from shoal.runtime.local.rpc import LocalLane, serve
 from shoal.runtime.local.transport import Connection
 from shoal.runtime.supervised import Beat, Event, Finished
@@ -30,9 +32,10 @@ class RemoteNode:
 
     ORDERS = 4  # at a time: `event` waits, `stop` and `reconnect` do not
 
-    def __init__(self, secret: bytes, path: list[str]) -> None:
+    def __init__(self, trust: Trust, path: list[str]) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
-        self._secret = secret
+        self._identity = Identity(trust)
+        self._listener: Listener | None = None
         self._events: queue.SimpleQueue[Event | Stopped] = queue.SimpleQueue()
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}
         self._connected = threading.Event()
@@ -42,13 +45,17 @@ class RemoteNode:
         self._context = Context()
         self._heart = host.Heart()
 
-    def listen(self, host_address: str) -> tuple[str, Endpoint, int]:
-        listener = Listener(self._secret, host_address, self._serve)
-        return "listening", listener.endpoint, os.getpid()
+    def listen(self, host_address: str) -> tuple[str, Endpoint, int, bytes]:
+        """Where this node will answer, its process, and its public key, for the driver to sign."""
+        self._listener = Listener(self._identity, host_address, self._serve)
+        return "listening", self._listener.endpoint, os.getpid(), self._identity.public_key
 
-    def begin(self, node: bytes, context: Context, callees: dict[str, Endpoint]) -> None:
+    def begin(self, node: bytes, context: Context, callees: dict[str, Endpoint], certificate: bytes) -> None:
+        assert self._listener is not None
         self._context = context
-        self._lanes = {callee: make_lanes(callee, endpoint, self._secret) for callee, endpoint in callees.items()}
+        self._identity.certify(certificate)
+        self._listener.open()
+        self._lanes = {callee: make_lanes(callee, endpoint, self._identity) for callee, endpoint in callees.items()}
         self._connected.set()
         threading.Thread(target=self._live, args=(node,), name=context.name, daemon=True).start()
         threading.Thread(target=self._give_signs, name="heart", daemon=True).start()
@@ -61,7 +68,7 @@ class RemoteNode:
         """The callee was started again: later calls go to the newcomer."""
         self._connected.wait()  # Ray may run this order before `begin`
         for lane in self._lanes[callee]:
-            lane.replace(connect(endpoint, self._secret))
+            lane.replace(connect(endpoint, self._identity))
 
     def stop(self) -> None:
         self._stopping.set()
@@ -74,7 +81,7 @@ class RemoteNode:
         try:
             node: Node = pickle.loads(pickled)
             host.keep_memory()
-            host.prepare(self._context)  # after unpickling has imported torch, or not
+            host.prepare(self._context, node.resources.threads)  # after unpickling has imported torch, or not
             self._target = node.build(lambda name: Client(name, *self._lanes[name]))
             self._built.set()
             if self._heart.drive(self._target, self._stopping.is_set):
@@ -98,6 +105,6 @@ class RemoteNode:
         serve(self._target, connection, self._context)
 
 
-def make_lanes(callee: str, endpoint: Endpoint, secret: bytes) -> tuple[LocalLane, LocalLane]:
+def make_lanes(callee: str, endpoint: Endpoint, identity: Identity) -> tuple[LocalLane, LocalLane]:
     """Waiting calls and futures, each on a stream of its own."""
-    return LocalLane(callee, connect(endpoint, secret)), LocalLane(callee, connect(endpoint, secret))
+    return LocalLane(callee, connect(endpoint, identity)), LocalLane(callee, connect(endpoint, identity))

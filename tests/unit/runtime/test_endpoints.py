@@ -1,47 +1,36 @@
-"""Meeting by address: the same calls over TCP as over AF_UNIX, and strangers are turned away."""
+"""Meeting by address: the same calls over TCP and TLS as over AF_UNIX."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from strangers import AUTHORITY, client_of, listening
 
-from shoal.program import Client, Context, NodeDied
-from shoal.runtime.endpoints import ABSTRACT, NOWHERE, Endpoint, Listener, connect
-from shoal.runtime.local.rpc import LocalLane, serve
-from shoal.runtime.local.transport import Closed, Connection
-
-SECRET = b"s" * 32
-
-
-class Echo:
-    def echo(self, value: Any) -> Any:
-        return value
+from shoal.program import NodeDied
+from shoal.runtime import endpoints
+from shoal.runtime.endpoints import ABSTRACT, NOWHERE, Endpoint, connect, loopback
+from shoal.runtime.identity import Identity
+from shoal.runtime.listener import Listener
+from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.secure import SecureConnection
 
 
-def client_of(endpoint: Endpoint, secret: bytes = SECRET) -> Client:
-    return Client("echo", LocalLane("echo", connect(endpoint, secret)), LocalLane("echo", connect(endpoint, secret)))
-
-
-@pytest.fixture(params=["near", "far"])
+@pytest.fixture(params=["near", "loopback", "far"])
 def listener(request: pytest.FixtureRequest) -> Iterator[Listener]:
-    """A node that is met on one machine (AF_UNIX, shared memory) or across the network (TCP)."""
+    """A node that is met on one machine (AF_UNIX and shared memory, or TCP) or across the network (TLS)."""
     if request.param == "near" and not ABSTRACT:
         pytest.skip("abstract AF_UNIX names are Linux's")
-
-    def answer(connection: Connection) -> None:
-        serve(Echo(), connection, Context("echo"))
-
-    listening = Listener(SECRET, "127.0.0.1", answer, near=request.param == "near")
-    yield listening
-    listening.close()
+    with listening(near=request.param == "near", secure=request.param == "far") as one:
+        yield one
 
 
-def test_calls_arrive_over_either_way(listener: Listener) -> None:
+def test_calls_arrive_over_every_way(listener: Listener) -> None:
     client = client_of(listener.endpoint)
     array = np.arange(2_000_000, dtype=np.int32)
     np.testing.assert_array_equal(client.echo(array), array)
@@ -55,37 +44,30 @@ def test_two_full_streams_do_not_wait_for_each_other(listener: Listener) -> None
     assert all(len(answer.result()) == 3_000_000 for answer in answers)
 
 
-def test_a_caller_with_the_wrong_secret_is_turned_away(listener: Listener) -> None:
-    client = client_of(listener.endpoint, b"x" * 32)
-    with pytest.raises(NodeDied):
-        client.echo(1)
-    assert client_of(listener.endpoint).echo(1) == 1
+def test_many_small_arrays_and_empty_ones_arrive(listener: Listener) -> None:
+    client = client_of(listener.endpoint)
+    arrays = [np.full(index % 7, index, dtype=np.float32) for index in range(300)]
+    for sent, received in zip(arrays, client.echo(arrays), strict=True):
+        np.testing.assert_array_equal(sent, received)
 
 
-SPRUNG: list[bool] = []
+def test_one_thread_sends_while_another_one_waits(listener: Listener) -> None:
+    lane = LocalLane("echo", connect(listener.endpoint, AUTHORITY.identity()))
+    wrong: list[Any] = []
 
+    def ask(number: int) -> None:
+        for index in range(25):
+            sent = np.full(20_000, number * 1000 + index)
+            if not np.array_equal(lane.send("echo", (sent,), {}).result(), sent):
+                wrong.append((number, index))
 
-class Trap:
-    """Unpickling it shows."""
-
-    def __reduce__(self) -> Any:
-        return spring, ()
-
-
-def spring() -> None:
-    SPRUNG.append(True)
-
-
-def test_nothing_is_unpickled_before_the_secret_is_shown(listener: Listener) -> None:
-    SPRUNG.clear()
-    stranger = Connection(socket.create_connection((listener.endpoint.host, listener.endpoint.port)), shared=False)
-    stranger.send(("echo", (Trap(),), {}))
-    with pytest.raises(Closed):
-        stranger.receive()
-    stranger.close()
-    assert not SPRUNG
-    client_of(listener.endpoint).echo(Trap())
-    assert SPRUNG, "the trap works: with the secret it springs"
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_calls_to_where_nobody_listens_raise(listener: Listener) -> None:
@@ -95,21 +77,65 @@ def test_calls_to_where_nobody_listens_raise(listener: Listener) -> None:
 
 
 def test_a_lane_moves_to_a_newcomer_while_somebody_waits_on_it(listener: Listener) -> None:
-    silent = socket.create_server(("127.0.0.1", 0))  # takes calls and never answers, as a machine without power
-    lane = LocalLane("echo", connect(Endpoint(None, *silent.getsockname()), SECRET))
-    waiting = lane.send("echo", (1,), {})
-    raised: list[BaseException] = []
+    with listening(Silent(), near=False, secure=listener.endpoint.secure) as silent:  # as a machine without power
+        lane = LocalLane("echo", connect(silent.endpoint, AUTHORITY.identity()))
+        waiting = lane.send("echo", (1,), {})
+        raised: list[BaseException] = []
 
-    def wait() -> None:
-        try:
-            waiting.result()
-        except NodeDied as error:
-            raised.append(error)
+        def wait() -> None:
+            try:
+                waiting.result()
+            except NodeDied as error:
+                raised.append(error)
 
-    thread = threading.Thread(target=wait)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        lane.replace(connect(listener.endpoint, AUTHORITY.identity()))
+        thread.join(5.0)
+        assert len(raised) == 1
+        assert lane.send("echo", (2,), {}).result() == 2
+
+
+class Silent:
+    def echo(self, value: Any) -> Any:
+        threading.Event().wait(20.0)
+
+
+def test_a_caller_waits_until_the_callee_can_prove_itself(listener: Listener) -> None:
+    """A node listens before the driver has signed its key; whoever calls it meanwhile is let in afterwards."""
+    identity = Identity(AUTHORITY.trust)
+    late = Listener(identity, "127.0.0.1", lambda connection: connection.send("here"), near=False, secure=True)
+    received: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: received.append(connect(late.endpoint, AUTHORITY.identity()).receive()[0]), daemon=True
+    )
     thread.start()
-    lane.replace(connect(listener.endpoint, SECRET))
-    thread.join(5.0)
-    silent.close()
-    assert len(raised) == 1
-    assert lane.send("echo", (2,), {}).result() == 2
+    time.sleep(0.1)
+    identity.certify(AUTHORITY.sign(identity.public_key))
+    late.open()
+    thread.join(10.0)
+    late.close()
+    assert received == ["here"]
+
+
+def test_what_leaves_the_machine_is_encrypted_and_what_stays_is_not() -> None:
+    """Loopback and AF_UNIX stay as fast as they are."""
+    assert [loopback(host) for host in ("127.0.0.1", "::1", "10.0.0.1", "a-machine")] == [True, True, False, False]
+    identity = AUTHORITY.identity()
+    with listening(near=False, secure=True) as far, listening(near=False) as here:
+        assert isinstance(connect(far.endpoint, identity), SecureConnection)
+        assert not isinstance(connect(here.endpoint, identity), SecureConnection)
+    everywhere = Listener(identity, "0.0.0.0", lambda connection: None, near=False)
+    everywhere.close()
+    assert everywhere.endpoint.secure
+
+
+@pytest.mark.skipif(not ABSTRACT, reason="abstract AF_UNIX names are Linux's")
+def test_a_peer_of_another_user_is_met_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(secure=True) as listener:
+        assert connect(listener.endpoint, AUTHORITY.identity()).sock.family == socket.AF_UNIX
+        monkeypatch.setattr(endpoints.os, "geteuid", lambda: 12345)
+        connection = connect(listener.endpoint, AUTHORITY.identity())
+        assert connection.sock.family == socket.AF_INET
+        lane = LocalLane("echo", connection)
+        assert lane.send("echo", (1,), {}).result() == 1

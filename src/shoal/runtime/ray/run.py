@@ -24,6 +24,7 @@ from shoal.errors import UserError
 from shoal.program import Client, Context, Handle, Node, Program
 from shoal.runtime import placement
 from shoal.runtime.endpoints import NOWHERE, Endpoint, connect
+from shoal.runtime.identity import Authority
 from shoal.runtime.local.rpc import LocalLane
 from shoal.runtime.ray.cluster import Cluster
 from shoal.runtime.remote import BEAT, RemoteNode, make_lanes
@@ -38,7 +39,7 @@ ray: Any = typed_ray  # its own types are incomplete
 class NodeActor(RemoteNode):
     """The Ray actor in which a node lives."""
 
-    def listen_here(self) -> tuple[str, Endpoint, int]:
+    def listen_here(self) -> tuple[str, Endpoint, int, bytes]:
         return self.listen(ray.util.get_node_ip_address())
 
 
@@ -52,6 +53,7 @@ class Process:
     context: Context
     endpoint: Endpoint | None = None
     pid: int | None = None
+    public_key: bytes = b""
 
 
 class RayRun:
@@ -63,7 +65,8 @@ class RayRun:
         self.program = program
         self.supervisor = supervisor or Supervisor()
         self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
-        self._secret = secrets.token_bytes(32)
+        self._authority = Authority()
+        self._identity = self._authority.identity()
         self._namespace = f"shoal-{secrets.token_hex(8)}"
         self._processes: dict[str, Process] = {}
         self._killed: list[Event] = []  # losses that nobody will tell of
@@ -85,7 +88,7 @@ class RayRun:
         assert isinstance(handle, Handle)
         name = handle.name
         if name not in self._lanes:
-            self._lanes[name] = make_lanes(name, self._endpoint(name), self._secret)
+            self._lanes[name] = make_lanes(name, self._endpoint(name), self._identity)
         return Client(name, *self._lanes[name])
 
     def wait(self, seconds: float) -> None:
@@ -142,7 +145,7 @@ class RayRun:
         """Ask Ray for the node's actor. The node begins when its process listens."""
         options = self._cluster.options(node)
         options |= {"name": f"{node.name}#{context.restarts}", "namespace": self._namespace}
-        actor = ray.remote(NodeActor).options(**options).remote(self._secret, sys.path)
+        actor = ray.remote(NodeActor).options(**options).remote(self._authority.trust, sys.path)
         self._processes[node.name] = Process(node, actor, actor.listen_here.remote(), context)
 
     def hear(self, timeout: float) -> list[Event]:
@@ -173,8 +176,8 @@ class RayRun:
     def _listen(self, process: Process, told: Any) -> Event | None:
         """Take in what a node has told, or what Ray tells of its end."""
         match told:
-            case ("listening", endpoint, pid):
-                process.endpoint, process.pid = endpoint, pid
+            case ("listening", endpoint, pid, public_key):
+                process.endpoint, process.pid, process.public_key = endpoint, pid, public_key
                 if not self._placing:
                     self._begin(process)
                 told = None
@@ -209,13 +212,14 @@ class RayRun:
         """Set a node going, whose callees must listen by now."""
         node, name = process.node, process.node.name
         callees = {callee: self._endpoint(callee) for callee in node.callees()}
-        process.actor.begin.remote(cloudpickle.dumps(node), process.context, callees)
+        certificate = self._authority.sign(process.public_key)
+        process.actor.begin.remote(cloudpickle.dumps(node), process.context, callees, certificate)
         if process.context.restarts and process.endpoint is not None:
-            for lane in self._lanes.get(name, ()):
-                lane.replace(connect(process.endpoint, self._secret))
             for caller in self._processes.values():
                 if caller.endpoint is not None and name in caller.node.callees():
                     caller.actor.reconnect.remote(name, process.endpoint)
+            for lane in self._lanes.get(name, ()):
+                lane.replace(connect(process.endpoint, self._identity))
 
     def _endpoint(self, name: str) -> Endpoint:
         """Where a node listens; nowhere while it is being started again."""
