@@ -50,6 +50,9 @@ class Node:
     kwargs: dict[str, Any] = field(default_factory=dict)
     resources: Resources = ANYWHERE
     restart: bool = False  # a lost node is started again; otherwise its loss ends the run
+    spread: bool = (
+        False  # over the machines of a cluster, as what there are many of; otherwise it stays with the driver
+    )
 
     def callees(self) -> list[str]:
         """The nodes this one holds handles to, in order of appearance."""
@@ -74,8 +77,8 @@ class Program:
         for handle in _handles((args, kwargs)):
             if handle.name not in self.nodes:
                 raise ValueError(f"node {name!r} refers to {handle.name!r}, which is not in this program")
-        restart = bool(getattr(factory, "restart", False))
-        self.nodes[name] = Node(name, factory, args, dict(kwargs), restart=restart)
+        restart, spread = (bool(getattr(factory, word, False)) for word in ("restart", "spread"))
+        self.nodes[name] = Node(name, factory, args, dict(kwargs), restart=restart, spread=spread)
         return cast(T, Handle(name))
 
     def place(self, pattern: str, resources: Resources | None = None, restart: bool | None = None) -> None:

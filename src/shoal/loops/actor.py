@@ -56,6 +56,7 @@ class ActorLoop(Loop):
     """Acts with its own copy of the policy. One step is one block of rows: act, write down, send, take new weights."""
 
     restart = True  # an actor holds nothing that others need
+    spread = True  # over the machines of a cluster
 
     def __init__(
         self,
@@ -140,6 +141,7 @@ class RemoteActorLoop(Loop):
     """Owns no network: sends observations to the inference server and does what it answers."""
 
     restart = True
+    spread = True
 
     def __init__(self, make_envs: Callable[[int], Envs], rows: int, inference: Any, metrics: Metrics) -> None:
         super().__init__()

@@ -56,6 +56,7 @@ class Evaluator(Loop):
     weights on fresh episodes; only the confirmation counts, and with it the evaluator's work is done."""
 
     restart = True
+    spread = True
 
     def __init__(
         self,

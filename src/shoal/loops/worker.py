@@ -41,6 +41,7 @@ class WorkerLoop(Loop):
     """One step is one block of rows: act, learn from them, go on with the weights that come back."""
 
     restart = True  # with a worker only the gradient it was working on is lost
+    spread = True
 
     def __init__(
         self,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import ray as typed_ray
+from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.errors import UserError
-from shoal.program import ANYWHERE, Node
+from shoal.program import Node
 from shoal.runtime import host, placement
 from shoal.runtime.reaper import Reaper
 from shoal.runtime.remote import RemoteNode
@@ -21,6 +24,7 @@ from shoal.runtime.remote import RemoteNode
 ray: Any = typed_ray  # its own types are incomplete
 OBJECT_STORE = 1 << 27  # bytes; nothing of ours goes through it
 LOOPBACK = "127.0.0.1"
+ATTEMPTS = 3  # to start Ray
 
 
 class Cluster:
@@ -34,19 +38,32 @@ class Cluster:
             self._environment = _threads()
             return
         address = address or os.environ.get("RAY_ADDRESS")  # Ray sets it for submitted jobs
-        try:
+        with _own_signals():
             if address:
                 self._environment = _threads()
                 join(address)
             else:
-                directory = _short_directory()
-                self._reaper = Reaper(directory)
-                _start(directory)
-            self._joined = True
-            _silence()
-        except BaseException:
-            self.close()
-            raise
+                self._start()
+        self._joined = True
+        _silence()
+
+    def _start(self) -> None:
+        """A cluster of our own. On a machine that has much else to do Ray gives up on its own processes too soon."""
+        for attempt in range(1, ATTEMPTS + 1):
+            directory = _short_directory()
+            self._reaper = Reaper(directory)
+            try:
+                return _start(os.path.join(directory, "r"))  # Ray opens its directory to all, but not what is above it
+            except BaseException as error:
+                self._joined = ray.is_initialized()
+                self.close()  # ends what has been started so far
+                if not isinstance(error, Exception):
+                    raise
+                if attempt == ATTEMPTS:
+                    raise UserError(
+                        f"--runtime ray: Ray could not be started on this machine in {ATTEMPTS} attempts "
+                        f"({_reason(error)}): try again when it is less busy, or take --runtime local"
+                    ) from None
 
     def options(self, node: Node) -> dict[str, Any]:
         """How Ray is to run a node. The supervisor restarts nodes, never Ray: it would repeat calls silently."""
@@ -54,15 +71,15 @@ class Cluster:
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
         demand = placement.demand(node)
+        if not demand:
+            # services and learners stay together with the driver, whose machine the run cannot lose anyway
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            options["scheduling_strategy"] = "SPREAD" if node.spread else here
         options["num_cpus"] = demand.pop("CPU", 0)
         options["num_gpus"] = demand.pop("GPU", 0)
         options["memory"] = int(demand.pop("memory", 0)) or None
         if demand:
             options["resources"] = demand
-        elif node.resources == ANYWHERE:
-            # services stay together with the driver, what there are many of is spread over the machines
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-            options["scheduling_strategy"] = "SPREAD" if node.restart else here
         return options
 
     def close(self) -> None:
@@ -75,15 +92,23 @@ class Cluster:
 
 
 def _short_directory() -> str:
-    """Ray's sockets lie 83 characters below the system's directory, and their names may not be longer than 103."""
+    """Of this user alone. Ray's sockets lie 81 characters below the system's, and their names may have 103 at most."""
     short = len(tempfile.gettempdir()) <= 20 or not os.path.isdir("/tmp")
-    return tempfile.mkdtemp(prefix="shoal-ray-", dir=None if short else "/tmp")
+    return tempfile.mkdtemp(prefix="shoal-", dir=None if short else "/tmp")
 
 
 def _threads() -> dict[str, str]:
     """The variables that keep a process to one computing thread, unless the user set a number."""
     environment = host.single_threaded_environment()
     return {name: environment[name] for name in host.THREAD_VARIABLES}
+
+
+def _reason(error: BaseException) -> str:
+    """The first sentence of what Ray says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
+
+
+# ---- joining one
 
 
 def join(address: str) -> None:
@@ -97,15 +122,51 @@ def join(address: str) -> None:
             socket.create_connection((name.strip("[]"), int(port)), 5.0).close()
         except OSError as error:
             raise UserError(f"--ray-address {address}: no Ray cluster answers there ({error}); {remedy}") from None
+        _show_token(name.strip("[]"))
+        remedy = _token_remedy()
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(f"--ray-address {address}: {reason}; {remedy}") from None
+    except (ConnectionError, ValueError, RuntimeError, exceptions.RayError) as error:
+        raise UserError(f"--ray-address {address}: {_reason(error)}; {remedy}") from None
+
+
+def _show_token(name: str) -> None:
+    """Use this user's token, as Ray does by itself for a cluster of this machine that it has found by itself.
+
+    From version 2.60 on a cluster asks for a token where its user has one. To another machine Ray sends a token only
+    when it was told to (`RAY_AUTH_MODE`), since it travels as it is.
+    """
+    if _of_this_machine(name):
+        with contextlib.suppress(ImportError, AttributeError):  # older versions
+            ray._private.authentication.authentication_token_setup.maybe_enable_token_auth_if_token_available(
+                warn_if_disabled=False
+            )
+
+
+def _token_remedy() -> str:
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return "is the token here (RAY_AUTH_TOKEN, or the file ~/.ray/auth_token) that of the cluster's head?"
+    return (
+        "if the cluster asks for a token (Ray 2.60 does where its user has one), copy ~/.ray/auth_token from its head "
+        "to this machine and set RAY_AUTH_MODE=token"
+    )
+
+
+def _of_this_machine(name: str) -> bool:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)  # which is possible on the machine that has the address, and nowhere else
+    except OSError:
+        return False
+    return True
+
+
+# ---- starting one
 
 
 def _start(directory: str) -> None:
-    """A cluster of this machine alone, deaf to the network, that ends with this process."""
+    """A cluster of this machine and user alone, deaf to the network, that ends with this process."""
     variables = {
         "RAY_worker_niceness": "0",  # nodes are not second to whatever else runs here, as on the local runtime
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # nodes that ask for no GPU may see it
@@ -121,6 +182,24 @@ def _start(directory: str) -> None:
             _node_ip_address=LOOPBACK,
             _temp_dir=directory,
         )
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's answers to signals: Ray replaces that to SIGTERM by an end without farewell, from Python and
+    again below it. What comes while Ray starts is taken as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except SystemExit:  # Ray's answer
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _silence() -> None:

@@ -1,0 +1,190 @@
+"""What is asked of Ray for a node, and what is said when Ray cannot be had; without starting it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.errors import UserError
+from shoal.loops.actor import ActorLoop, RemoteActorLoop
+from shoal.loops.evaluator import Evaluator
+from shoal.loops.learner import LearnerLoop
+from shoal.loops.wiring import Front, Wiring
+from shoal.loops.worker import Publisher, WorkerLoop
+from shoal.program import Node, Program, Resources
+from shoal.replay import Replay
+from shoal.services.gradients import GradientServer
+from shoal.services.group import Group
+from shoal.services.inference import InferenceServer
+from shoal.services.metrics import Metrics
+from shoal.services.weights import WeightStore
+
+pytestmark = pytest.mark.ray
+pytest.importorskip("ray")
+
+from shoal.runtime.ray import cluster  # noqa: E402 - only where Ray is installed
+
+HERE = "a" * 56
+STAY = [Metrics, WeightStore, Replay, Front, Group, GradientServer, InferenceServer, LearnerLoop, Publisher]
+SPREAD = [ActorLoop, RemoteActorLoop, Evaluator, WorkerLoop]
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
+    """As if this process were part of a cluster."""
+    context = SimpleNamespace(get_node_id=lambda: HERE)
+    fake = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    monkeypatch.setattr(cluster, "ray", fake)
+    return cluster.Cluster(None)
+
+
+def node(factory: Any, resources: Resources | None = None) -> Node:
+    program = Program()
+    program.add("node", factory)
+    program.place("node", resources)
+    return program.nodes["node"]
+
+
+@pytest.mark.parametrize("factory", STAY)
+def test_services_and_learners_stay_with_the_driver(joined: cluster.Cluster, factory: Any) -> None:
+    """Or the loss of any machine would be the loss of one of them, restartable or not."""
+    strategy = joined.options(node(factory))["scheduling_strategy"]
+    assert (strategy.node_id, strategy.soft) == (HERE, True)
+    threads = joined.options(node(factory, Resources(cpus=0.0, threads=4)))["scheduling_strategy"]
+    assert threads.node_id == HERE
+
+
+@pytest.mark.parametrize("factory", SPREAD)
+def test_what_there_are_many_of_is_spread_over_the_machines(joined: cluster.Cluster, factory: Any) -> None:
+    assert joined.options(node(factory))["scheduling_strategy"] == "SPREAD"
+
+
+def gpus(joined: cluster.Cluster, pattern: str, device: str, share: int = 0) -> dict[str, Any]:
+    """What Ray is asked for, for a node that works on a device."""
+    program = Program()
+    program.add("learner", LearnerLoop)  # type: ignore[call-arg]
+    program.add("actor/0", ActorLoop)  # type: ignore[call-arg]
+    wiring = Wiring.__new__(Wiring)
+    wiring.program = program
+    wiring.place(pattern, device, share=share)
+    return {name: joined.options(node)["num_gpus"] for name, node in program.nodes.items()}
+
+
+def test_who_computes_on_cuda_asks_for_a_gpu_and_nobody_else(joined: cluster.Cluster) -> None:
+    assert gpus(joined, "learner", "cuda") == {"learner": 1.0, "actor/0": 0}
+    assert gpus(joined, "actor/*", "cuda:0", share=4) == {"learner": 0, "actor/0": 0.25}
+    assert gpus(joined, "learner", "cpu") == {"learner": 0, "actor/0": 0}
+
+
+def test_who_asks_for_something_is_placed_where_that_is(joined: cluster.Cluster) -> None:
+    options = joined.options(node(LearnerLoop, Resources(cpus=2.0, gpus=1.0, memory=1 << 30, node="big")))
+    assert "scheduling_strategy" not in options
+    assert (options["num_cpus"], options["num_gpus"], options["memory"]) == (2.0, 1.0, 1 << 30)
+    assert options["resources"] == {"node:big": 0.001}
+    assert (options["max_restarts"], options["max_task_retries"]) == (0, 0)
+
+
+# ---- starting
+
+
+class Starting:
+    """Stands in for the start of Ray, which fails for the first so many times."""
+
+    def __init__(self, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures = failures
+        self.directories: list[str] = []
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setattr(cluster, "_start", self)
+        monkeypatch.setattr(cluster, "_silence", lambda: None)
+
+    def __call__(self, directory: str) -> None:
+        os.mkdir(directory)
+        os.chmod(directory, 0o777)  # as Ray does
+        self.directories.append(os.path.dirname(directory))
+        assert os.stat(self.directories[-1]).st_mode & 0o777 == 0o700, "others of this machine have no way in"
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray does
+        if len(self.directories) <= self.failures:
+            raise Exception("The current node timed out during startup. This could happen because of anything.")
+
+
+def test_a_start_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = Starting(cluster.ATTEMPTS - 1, monkeypatch)
+    made = cluster.Cluster(None)
+    assert [os.path.exists(directory) for directory in starting.directories] == [False, False, True]
+    made._joined = False  # there is no Ray to leave
+    made.close()
+    assert not os.path.exists(starting.directories[-1])
+
+
+def test_a_start_that_keeps_failing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = Starting(cluster.ATTEMPTS, monkeypatch)
+    sentence = (
+        r"^--runtime ray: Ray could not be started on this machine in 3 attempts \(The current node timed out during "
+        r"startup\): try again when it is less busy, or take --runtime local$"
+    )
+    with pytest.raises(UserError, match=sentence):
+        cluster.Cluster(None)
+    assert not any(os.path.exists(directory) for directory in starting.directories)
+
+
+def test_answers_to_signals_are_this_process_s_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    Starting(cluster.ATTEMPTS, monkeypatch)
+    mine = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        ours = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(UserError):
+            cluster.Cluster(None)
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, mine)
+
+
+def test_sigterm_while_ray_starts_is_taken_as_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = Starting(0, monkeypatch)
+
+    def interrupted(directory: str) -> None:
+        starting(directory)
+        raise SystemExit(15)  # Ray's own handler
+
+    monkeypatch.setattr(cluster, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.Cluster(None)
+    assert not any(os.path.exists(directory) for directory in starting.directories)
+
+
+# ---- joining
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        (None, r"Failed to connect; if the cluster asks for a token .* copy ~/.ray/auth_token from its head .*=token$"),
+        ("token", r"Failed to connect; is the token here \(RAY_AUTH_TOKEN, or .*\) that of the cluster's head\?$"),
+    ],
+)
+def test_a_cluster_that_does_not_let_us_in_is_one_sentence_about_tokens(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None, sentence: str
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+
+    def refuse(**_: object) -> None:
+        raise ConnectionError("Failed to connect. And a paragraph\nof advice")
+
+    monkeypatch.setattr(cluster, "ray", SimpleNamespace(init=refuse))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"^--ray-address {address}: {sentence}"):
+            cluster.join(address)
+
+
+def test_addresses_of_this_machine_are_known() -> None:
+    assert cluster._of_this_machine("127.0.0.1")
+    assert cluster._of_this_machine("localhost")
+    assert not cluster._of_this_machine("192.0.2.77")
