@@ -50,9 +50,7 @@ class Node:
     kwargs: dict[str, Any] = field(default_factory=dict)
     resources: Resources = ANYWHERE
     restart: bool = False  # a lost node is started again; otherwise its loss ends the run
-    spread: bool = (
-        False  # over the machines of a cluster, as what there are many of; otherwise it stays with the driver
-    )
+    spread: bool = False  # over the machines of a cluster; otherwise it stays with the driver
 
     def callees(self) -> list[str]:
         """The nodes this one holds handles to, in order of appearance."""
