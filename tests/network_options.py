@@ -23,6 +23,7 @@ class NetworkOptions:
     lstm: int = 0
     stream: int = 0
     normalize_observations: bool = False
+    layer_norm: bool = False
 
 
 @dataclass(frozen=True)

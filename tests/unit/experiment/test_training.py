@@ -42,8 +42,7 @@ def test_when_the_metrics_are_gone_the_supervisor_names_the_cause() -> None:
 
 
 def test_what_the_user_got_wrong_is_told_as_such_even_from_inside_a_node() -> None:
-    traceback = 'Traceback (most recent call last):\n  File "x.py", line 1\nshoal.errors.UserError: Give more.\n'
-    assert user_error(RunFailed("learner", "raised …", traceback)) == "Give more."
+    assert user_error(RunFailed("learner", "raised …", "Traceback: …", user_error="Give more.")) == "Give more."
     assert user_error(RunFailed("learner", "raised …", "Traceback:\nValueError: no")) is None
     assert user_error(RunFailed("learner", "was killed by SIGKILL")) is None
 

@@ -65,9 +65,8 @@ def make(
 ) -> tuple[Actor, Critic]:
     outputs = 1 if kind == "scalar" else atoms
     env = SpacePair(VECTOR, actions)
-    actor, critic = make_bodies(
-        NetworkOptions(**{"activation": "relu", **options}), env, seed, critic_outputs=outputs, normalised=True
-    )
+    given = NetworkOptions(**{"activation": "relu", "layer_norm": True, **options})
+    actor, critic = make_bodies(given, env, seed, critic_outputs=outputs)
     return Actor(actor, actions), Critic(critic, kind, atoms)
 
 
