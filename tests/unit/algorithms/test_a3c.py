@@ -225,6 +225,15 @@ def test_the_run_ends_with_a_sentence_when_no_gradient_is_finite() -> None:
         publisher.step()
 
 
+def test_the_loss_is_scaled_before_its_gradient_is_pushed() -> None:
+    batch, env = worked("CartPole-v1", small()).batches[0], envs.describe("CartPole-v1")
+    norms = []
+    for scale in (1.0, 3.0):
+        cfg = small(loss_scale=scale)
+        norms.append(A3C(cfg, env, 1, [service_for(cfg, env)]).update(dict(batch))["grad_norm"])
+    assert norms[1] == pytest.approx(3.0 * norms[0], rel=1e-4)
+
+
 class Moody(nn.Module):
     """A user's network that behaves differently in training: it remembers how it was called."""
 

@@ -14,7 +14,8 @@ from batches import batch_of as rollouts_of
 from gymnasium import spaces
 from transitions import Spec, batch_of, stored
 
-from shoal.algorithms import apex_dpg, apex_dqn, appo, d4pg, impala, ppo
+from shoal.algorithms import apex_dpg, apex_dqn, appo, d4pg, impala, ppo, r2d2, sac, td3
+from shoal.functional.q import SMALLEST_PRIORITY
 from shoal.nets.weights import export_weights
 
 POLICY: dict[str, Any] = {"hidden": (8,), "gamma": 0.9, "lambda_": 0.8, "reward_scale": 0.3, "reward_clip": 1.2}
@@ -334,3 +335,29 @@ def test_apex_dpg() -> None:
     assert float(loss.detach()) == pytest.approx(np.mean(columns["importance"] * 0.5 * errors**2), rel=1e-4)
     np.testing.assert_allclose(priorities, abs(errors), rtol=1e-3, atol=1e-5)
     check_actor_loss(learner, batch)
+
+
+@pytest.mark.parametrize(
+    "page", [apex_dqn, apex_dpg, d4pg, sac, td3], ids=lambda page: page.__name__.rpartition(".")[2]
+)
+def test_an_item_without_error_keeps_a_priority_above_zero(page: Any) -> None:
+    """An actor's; a learner's are by the same law."""
+    cfg = page.Config(replay="prioritized")
+    zero = dict.fromkeys(("q", "next_value", "reward", "discount"), np.zeros(4, np.float32))
+    policy = page.make_policy(cfg, CHOICES if page is apex_dqn else BOUNDS, 1)
+    assert (policy.priorities(zero) == np.float32(SMALLEST_PRIORITY)).all()
+
+
+def test_quantiles_and_sequences_without_error_keep_a_priority_above_zero() -> None:
+    cfg = apex_dqn.Config(hidden=(8,), quantiles=3)
+    learner = apex_dqn.ApexDQN(cfg, CHOICES, seed=1)
+    with torch.no_grad():
+        for parameter in [*learner.network.parameters(), *learner.target.network.parameters()]:
+            parameter.zero_()
+    _, batch = transitions(apex_dqn, apex_dqn.Config(**REPLAY, hidden=(8,)), CHOICES)
+    _, priorities, _ = learner.loss(batch | {"reward": torch.zeros(BATCH)})
+    assert (priorities == SMALLEST_PRIORITY).all()
+    rows = {"reward": torch.zeros(5, 2), "terminated": torch.zeros(5, 2, dtype=torch.bool)}
+    rows["valid"] = ~rows["terminated"]
+    errors = r2d2.td_errors(r2d2.Config(), torch.zeros(4, 2), torch.zeros(5, 2), rows, torch.ones(2, dtype=torch.bool))
+    assert (errors[2] == SMALLEST_PRIORITY).all()

@@ -10,6 +10,8 @@ from law_streams import stream
 
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import (
+    SMALLEST_PRIORITY,
+    as_priorities,
     chosen,
     double_q_values,
     huber,
@@ -113,3 +115,12 @@ def test_sequence_losses_are_half_the_sum_of_squares_and_skip_invalid_rows() -> 
     spoiled = torch.where(valid, errors.detach(), math.inf).requires_grad_()
     (gradient,) = torch.autograd.grad(sequence_losses(spoiled, valid).sum(), spoiled)
     torch.testing.assert_close(gradient, torch.where(valid, errors.detach(), 0.0))
+
+
+def test_no_error_is_so_small_that_its_item_is_never_drawn_again() -> None:
+    errors = torch.tensor([0.0, -0.0, 1e-9, -0.5, 2.0], requires_grad=True)
+    priorities = as_priorities(errors)
+    assert not priorities.requires_grad
+    torch.testing.assert_close(priorities, torch.tensor([SMALLEST_PRIORITY] * 3 + [0.5, 2.0]), rtol=0, atol=0)
+    assert (priorities > 0.0).all()
+    assert torch.isnan(as_priorities(torch.tensor([float("nan")]))).all(), "refused where it arrives, not hidden"

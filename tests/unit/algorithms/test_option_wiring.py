@@ -1,0 +1,346 @@
+"""Every option of every algorithm arrives where it belongs: programs and learners are compared with their config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from batches import CONTINUOUS, DISCRETE
+from gymnasium import spaces
+from transitions import Spec
+
+from shoal import envs, optim
+from shoal.algorithms import a3c, apex_dpg, apex_dqn, appo, d4pg, impala, ppo, r2d2, sac, td3
+from shoal.envs import EnvSpec
+from shoal.errors import UserError
+from shoal.experiment import registry
+from shoal.loops.wiring import TRIM_EVERY, Settings
+from shoal.program import Handle, Node
+from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
+
+SETTINGS = Settings(target=123.0, max_updates=77, eval_episodes=6, eval_every=2.5)
+ACTING: dict[str, Any] = {"actors": 3, "envs_per_actor": 5, "vectorizer": "sync"}
+EXPERIENCE: dict[str, Any] = ACTING | {"rows": 7, "capacity": 4321, "learning_starts": 66, "samples_per_insert": 2.5}
+EXPERIENCE |= {"priority_exponent": 0.35, "importance_exponent": 0.65, "replay": "prioritized", "n": 4, "batch": 48}
+EXPERIENCE |= {"publish_every": 6, "gamma": 0.93, "learner_threads": 2}
+EXPERIENCED = {apex_dqn: apex_dqn.ApexDQN, apex_dpg: apex_dpg.ApexDPG, d4pg: d4pg.D4PG, sac: sac.SAC, td3: td3.TD3}
+ROLLED = {impala: impala.Impala, appo: appo.APPO, ppo: ppo.PPO}
+LEARNERS: dict[Any, Any] = {**EXPERIENCED, **ROLLED, r2d2: r2d2.R2D2}
+
+
+def name_of(page: Any) -> str:
+    return str(page.__name__).rpartition(".")[2]
+
+
+def pages(chosen: Any) -> Any:
+    return pytest.mark.parametrize("page", list(chosen), ids=name_of)
+
+
+def nodes_of(page: Any, cfg: Any) -> tuple[dict[str, Node], EnvSpec]:
+    env = envs.describe(cfg.env)
+    return page.program(cfg, env, SETTINGS).nodes, env
+
+
+def made_of(factory: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What a partial calls, with what."""
+    return factory.func, factory.args, factory.keywords
+
+
+def test_every_algorithm_is_here() -> None:
+    assert {name_of(page) for page in LEARNERS} | {"a3c"} == set(registry.names())
+
+
+# ---- nodes that all programs have
+
+
+@pages([*LEARNERS, a3c])
+def test_the_evaluator_has_the_greedy_policy_the_settings_and_environments_of_its_own(page: Any) -> None:
+    cfg = page.Config(actors=3, vectorizer="sync")
+    nodes, env = nodes_of(page, cfg)
+    node = nodes["evaluator"]
+    build, policy, weights, metrics = node.args
+    assert build.args == (env.for_evaluation(), 6, "sync")
+    assert made_of(policy) == (page.make_policy, (cfg, env), {"greedy": True})
+    assert (weights, metrics) == (Handle("weights"), Handle("metrics"))
+    assert node.kwargs == {"episodes": 6, "every": 2.5, "target": 123.0, "note": env.evaluation_note}
+    without = page.program(cfg, env, dataclasses.replace(SETTINGS, evaluate=False)).nodes
+    assert without.keys() == nodes.keys() - {"evaluator"}
+
+
+def check_actors(page: Any, cfg: Any, pattern: Any, table: str, rows: int, synchronous: bool = False) -> None:
+    nodes, env = nodes_of(page, cfg)
+    for index in range(3):
+        build, policy, patterns, sent, replays, weights, metrics = nodes[f"actor/{index}"].args
+        assert build.args == (env, 5, "sync")
+        assert made_of(policy) == (page.make_policy, (cfg, env), {})
+        assert patterns == {table: pattern}
+        assert sent == rows
+        assert (replays, weights, metrics) == ([Handle("replay")], Handle("weights"), Handle("metrics"))
+        kwargs = nodes[f"actor/{index}"].kwargs
+        assert kwargs == {"synchronous": synchronous, "first_environment": 5 * index}
+    assert "actor/3" not in nodes
+
+
+def check_learners(page: Any, cfg: Any, table: str, batch: int, **expected: Any) -> None:
+    """One learner has the whole batch, three have a third each."""
+    for count in (1, 3):
+        nodes, env = nodes_of(page, dataclasses.replace(cfg, learners=count))
+        for rank in range(count):
+            node = nodes["learner" if rank == 0 else f"learner/{rank}"]
+            make, name, items, replay, weights, metrics = node.args
+            assert make.func is LEARNERS[page]
+            assert make.args == (dataclasses.replace(cfg, learners=count), env)
+            assert (name, items) == (table, batch // count)
+            assert (replay, weights, metrics) == (Handle("replay"), Handle("weights"), Handle("metrics"))
+            group = Handle("group") if count > 1 else None
+            own = {"rank": rank, "learners": count, "group": group, "device": "cpu", "max_updates": 77}
+            assert node.kwargs == own | {"observation_space": env.observation_space} | expected
+            assert node.resources.threads == cfg.learner_threads
+
+
+# ---- replay
+
+
+@pages([*EXPERIENCED, r2d2])
+@pytest.mark.parametrize("kind", ["prioritized", "uniform"])
+@pytest.mark.parametrize("ratio", [2.5, 0.0])
+def test_the_table_of_experience(page: Any, kind: str, ratio: float) -> None:
+    cfg = page.Config(**EXPERIENCE | {"replay": kind, "samples_per_insert": ratio})
+    nodes, _ = nodes_of(page, cfg)
+    block = -(-35 // cfg.period) if page is r2d2 else 35  # items of 5 environments in 7 rows
+    limiter = SamplesPerInsert(2.5, 66, error_buffer=2 * 48 + 2.5 * block) if ratio else MinSize(66)
+    sampler = Prioritized(0.35) if kind == "prioritized" else Uniform()
+    table = Table("sequences" if page is r2d2 else "transitions", 4321, sampler, limiter=limiter, soft_capacity=True)
+    assert nodes["replay"].args == ([table],)
+
+
+@pages([*EXPERIENCED, r2d2])
+@pytest.mark.parametrize("kind", ["prioritized", "uniform"])
+def test_learners_from_experience(page: Any, kind: str) -> None:
+    cfg = page.Config(**EXPERIENCE | {"replay": kind})
+    beta = 0.65 if kind == "prioritized" else None
+    table = "sequences" if page is r2d2 else "transitions"
+    check_learners(page, cfg, table, 48, beta=beta, trim_every=TRIM_EVERY, publish_every=6)
+    assert TRIM_EVERY == 100
+
+
+@pages(EXPERIENCED)
+def test_actors_of_transitions(page: Any) -> None:
+    cfg = page.Config(**EXPERIENCE, reward_clip=0.9)
+    pattern = n_step(4, 0.93, following=("observation", "value"), reward_clip=0.9)
+    check_actors(page, cfg, pattern, "transitions", rows=7)
+
+
+def test_actors_of_sequences() -> None:
+    cfg = r2d2.Config(**EXPERIENCE, length=9, period=4, burn_in=3)
+    check_actors(r2d2, cfg, sequence(9, period=4, burn_in=3, end="shift"), "sequences", rows=7)
+
+
+@pages([*EXPERIENCED, r2d2])
+def test_shards_share_capacity_and_learning_starts(page: Any) -> None:
+    nodes, _ = nodes_of(page, page.Config(**EXPERIENCE | {"shards": 2}))
+    for index in range(2):
+        ((table,),) = nodes[f"replay/{index}"].args
+        assert (table.capacity, table.limiter.min_size, table.limiter.ratio) == (2161, 33, 2.5)
+        assert nodes[f"replay/{index}"].kwargs == {"seed": index}
+    assert nodes["replay"].args == ([Handle("replay/0"), Handle("replay/1")],)
+    assert nodes["actor/0"].args[4] == [Handle("replay/0"), Handle("replay/1")]
+
+
+@pages([*EXPERIENCED, r2d2, impala, appo])
+def test_central_inference(page: Any) -> None:
+    own = EXPERIENCE if page not in ROLLED else ACTING | {"unroll": 7}
+    central = {"inference": "central", "inference_servers": 2, "inference_batch": 11, "inference_wait": 0.5}
+    cfg = page.Config(**own, **central)
+    nodes, env = nodes_of(page, cfg)
+    for index, most in ((0, 10), (1, 5)):  # servers of two actors and of one
+        node = nodes[f"inference/{index}"]
+        assert made_of(node.args[0]) == (page.make_policy, (cfg, env), {})
+        assert node.args[2] == 7
+        assert node.kwargs["max_batch"] == most
+        assert node.kwargs["max_wait"] == 0.5
+        assert node.kwargs["first_environments"] == {"actor/0": 0, "actor/1": 5, "actor/2": 10}
+    assert [nodes[f"actor/{index}"].args[2] for index in range(3)] == [Handle(f"inference/{i}") for i in (0, 1, 0)]
+
+
+# ---- rollouts
+
+
+@pages([impala, appo])
+def test_rollouts_go_through_a_queue(page: Any) -> None:
+    cfg = page.Config(**ACTING, unroll=9, queue=33, batch=12, publish_every=6, learner_threads=2)
+    nodes, _ = nodes_of(page, cfg)
+    assert nodes["replay"].args == ([Table.queue("rollouts", 33)],)
+    check_actors(page, cfg, rollout(9), "rollouts", rows=9)
+    ahead = {"prefetch": 0} if page is appo else {}
+    check_learners(page, cfg, "rollouts", 12, synchronous=False, publish_every=6, **ahead)
+
+
+def test_ppo_is_synchronous() -> None:
+    cfg = ppo.Config(**ACTING, unroll=9, learner_threads=2)
+    nodes, _ = nodes_of(ppo, cfg)
+    assert nodes["replay"].args == ([Table.quota("rollouts", 15)],)
+    check_actors(ppo, cfg, rollout(9), "rollouts", rows=9, synchronous=True)
+    check_learners(ppo, cfg, "rollouts", 15, synchronous=True, prefetch=0)
+
+
+@pages([ppo, appo])
+def test_more_minibatches_than_there_is_to_learn_from_are_refused(page: Any) -> None:
+    options = ACTING | {"unroll": 9} | ({"batch": 15, "queue": 15} if page is appo else {})
+    for lstm, learners, most, parts in ((0, 1, 135, "rows"), (8, 1, 15, "rollouts"), (0, 2, 63, "rows")):
+        cfg = page.Config(**options, lstm=lstm, learners=learners, minibatches=most)
+        nodes_of(page, cfg)
+        with pytest.raises(UserError, match=f"--minibatches {most + 1} leaves some .* {most} {parts} for each learner"):
+            nodes_of(page, dataclasses.replace(cfg, minibatches=most + 1))
+
+
+# ---- A3C
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a3cs_service_publisher_and_workers(synchronous: bool) -> None:
+    service = {"learning_rate": 0.02, "anneal_updates": 10, "decay": 0.8, "epsilon": 0.3, "max_staleness": 13}
+    reduce = 1 if synchronous else 2
+    cfg = a3c.Config(**ACTING, **service, unroll=9, publish_every=6, reduce=reduce, synchronous=synchronous)
+    nodes, env = nodes_of(a3c, cfg)
+    options = dict(nodes["gradients"].kwargs)
+    rate = options.pop("rate")
+    assert [rate(steps) for steps in (0, 5, 10, 11)] == pytest.approx([0.02, 0.01, 0.0, 0.0])
+    expected = {"decay": 0.8, "epsilon": 0.3, "reduce": reduce, "max_staleness": 13, "max_steps": 77}
+    assert options == expected | {"synchronous": 3 if synchronous else 0}
+    publisher = nodes["learner"]
+    assert made_of(publisher.args[0]) == (a3c.make_actor_critic, (cfg, env), {})
+    assert publisher.args[1] == [Handle("gradients")]
+    assert publisher.kwargs == {"publish_every": 6, "max_updates": 77}
+    for index in range(3):
+        build, worker, rows, servers, _ = nodes[f"worker/{index}"].args
+        assert build.args == (env, 5, "sync")
+        assert made_of(worker) == (a3c.A3C, (cfg, env), {})
+        assert (rows, servers) == (9, [Handle("gradients")])
+
+
+def test_a3cs_gradients_may_be_eight_steps_of_each_worker_old() -> None:
+    nodes, _ = nodes_of(a3c, a3c.Config(actors=3, shards=2))
+    assert [nodes[f"gradients/{index}"].kwargs["max_staleness"] for index in range(2)] == [24, 24]
+    assert nodes["worker/0"].args[3] == [Handle("gradients/0"), Handle("gradients/1")]
+
+
+# ---- optimizers and targets
+
+
+CHOICES = Spec(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(3))
+STEPS: dict[str, Any] = {"epsilon": 0.03, "grad_clip": 7.0}
+Made = list[dict[str, Any]]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The options of all optimizers that were made."""
+    found: Made = []
+    usual: Callable[..., Any] = optim.make
+
+    def watched(parameters: Any, peers: Any = optim.ALONE, **options: Any) -> Any:
+        listed = list(parameters)
+        rate = options["rate"]
+        found.append(options | {"rate": rate(0) if callable(rate) else rate, "sizes": [p.numel() for p in listed]})
+        return usual(listed, peers, **options)
+
+    monkeypatch.setattr(optim, "make", watched)
+    return found
+
+
+def sizes(module: Any) -> list[int]:
+    return [parameter.numel() for parameter in module.parameters()]
+
+
+@pages([impala, appo, ppo, apex_dqn, r2d2])
+def test_the_optimizer_of_one_network(page: Any, made: Made) -> None:
+    learner = LEARNERS[page](page.Config(**STEPS, learning_rate=0.004), CHOICES, seed=0)
+    (options,) = made
+    assert options["sizes"] == sizes(learner.network)
+    assert (options["rate"], options["epsilon"], options["clip_norm"]) == (0.004, 0.03, 7.0)
+
+
+@pages([impala, apex_dqn])
+def test_the_kind_of_optimizer(page: Any, made: Made) -> None:
+    for kind in ("adam", "rmsprop"):
+        LEARNERS[page](page.Config(optimizer=kind), CHOICES, seed=0)
+        assert made[-1]["kind"] == kind
+        assert made[-1]["epsilon_inside"] is True
+        if page is apex_dqn:
+            assert made[-1]["centred"] is True
+            assert made[-1]["decay"] == (0.95 if kind == "rmsprop" else None)
+
+
+@pages([apex_dpg, d4pg, sac, td3])
+def test_the_optimizers_of_actor_and_critics(page: Any, made: Made) -> None:
+    rates = {"actor_rate": 0.002, "critic_rate": 0.005} | ({"temperature_rate": 0.009} if page is sac else {})
+    learner = LEARNERS[page](page.Config(**STEPS, **rates), CONTINUOUS, seed=0)
+    by_rate = {options["rate"]: options["sizes"] for options in made}
+    expected = {0.002: sizes(learner.network.actor), 0.005: sizes(learner.network.critic)}
+    assert by_rate == expected | ({0.009: [1]} if page is sac else {})
+    assert all((options["epsilon"], options["clip_norm"]) == (0.03, 7.0) for options in made)
+
+
+def test_learning_rates_fall_with_updates_in_impala_and_with_steps_in_ppo_and_appo() -> None:
+    seen: list[Any] = []
+    learner = impala.Impala(impala.Config(learning_rate=0.4, anneal_updates=8), CHOICES, seed=0)
+    seen = [learner.optimizer._rate(updates) for updates in (0, 4, 8)]
+    assert seen == pytest.approx([0.4, 0.2, 0.0])
+    options: dict[str, Any] = {"learning_rate": 0.4, "anneal_steps": 100}
+    for schedule in (
+        ppo.PPO(ppo.Config(**options), CHOICES, seed=0).rate,
+        appo.APPO(appo.Config(**options), CHOICES, seed=0).schedule,
+    ):
+        schedule.steps = 25
+        assert schedule() == pytest.approx(0.3)
+
+
+@pages([apex_dqn, r2d2, apex_dpg, d4pg, sac, td3, appo])
+def test_targets_follow_every_so_many_updates_by_so_much(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Watched(page.Target):  # type: ignore[misc, name-defined]
+        def __init__(self, network: Any, every: int, rate: float = 1.0) -> None:
+            seen.append((network, every, rate))
+            super().__init__(network, every, rate)
+
+    monkeypatch.setattr(page, "Target", Watched)
+    control = page in (apex_dpg, d4pg, sac, td3)
+    cfg = page.Config(target_every=17, **({"target_rate": 0.4} if control else {}))
+    learner = LEARNERS[page](cfg, CONTINUOUS if control else CHOICES, seed=0)
+    followed = learner.network.critic if page is sac else learner.network
+    assert seen == [(followed, 17, 0.4 if control else 1.0)]
+
+
+# ---- exploration
+
+
+@pages([apex_dqn, r2d2])
+def test_the_ladder_of_epsilons(page: Any) -> None:
+    cfg = page.Config(actors=2, envs_per_actor=3, ladder_base=0.5, ladder_exponent=4.0)
+    expected = [0.5 ** (1 + 4 * i / 5) for i in range(6)]
+    np.testing.assert_allclose(page.make_policy(cfg, CHOICES, 1).exploration, expected, rtol=1e-5)
+    assert page.make_policy(cfg, CHOICES, 1, greedy=True).exploration is None
+
+
+@pages([apex_dpg, d4pg, td3])
+def test_the_ladder_of_noise(page: Any) -> None:
+    options: dict[str, Any] = {"actors": 2, "envs_per_actor": 3, "noise": 0.8}
+    ladder = page.make_policy(page.Config(**options, noise_smallest=0.1), CONTINUOUS, 1).exploration
+    np.testing.assert_allclose(ladder, [0.8 * (1 / 8) ** (i / 5) for i in range(6)], rtol=1e-5)
+    if page is not apex_dpg:
+        same = page.make_policy(page.Config(**options, noise_smallest=0.0), CONTINUOUS, 1).exploration
+        np.testing.assert_allclose(same, [0.8] * 6, rtol=1e-6)
+    assert page.make_policy(page.Config(**options), CONTINUOUS, 1, greedy=True).exploration is None
+
+
+@pages(LEARNERS)
+def test_policies_act_on_the_device_they_are_told(page: Any) -> None:
+    spec = CONTINUOUS if page in (apex_dpg, d4pg, sac, td3) else DISCRETE
+    policy = page.make_policy(page.Config(acting_device="meta"), spec, 1)
+    assert policy.device.type == "meta"
+    assert page.make_policy(page.Config(), spec, 1).device.type == "cpu"
