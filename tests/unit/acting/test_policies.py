@@ -66,7 +66,7 @@ def squashed(seed: int, device: str) -> NetworkPolicy[Any]:
     actor, *critics = make_bodies(
         NetworkOptions(**SMALL), SpacePair(VECTOR, CONTROLS), seed, actor_outputs=2, critics=2
     )
-    networks = TemperedNetworks(GaussianActor(actor, CONTROLS), TwinCritic(*critics))
+    networks = TemperedNetworks(GaussianActor(actor, CONTROLS), TwinCritic(*critics), 0.5)
     return SquashedGaussianPolicy(networks, seed, priorities=alike, random_rows=2, device=device)
 
 
