@@ -6,11 +6,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from shoal.types import Array, Arrays, Columns
 
+LAST_REWARD = "last_reward"  # in the state of a policy that wants to know what its last actions gave
+
 
 class Policy(Protocol):
     """What acts. `state` is what a recurrent policy carries from row to row; empty for a feed-forward one.
 
-    A policy that wants to know what its last actions gave has "last_reward", float32 [B], in its state: it is filled in
+    A policy that wants to know what its last actions gave has `LAST_REWARD`, float32 [B], in its state: it is filled in
     by who steps the environments.
     """
 

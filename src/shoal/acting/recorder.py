@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal import tree
-from shoal.acting.policy import Policy
+from shoal.acting.policy import LAST_REWARD, Policy
 from shoal.types import Array, Arrays, Columns
 from shoal.versions import NONE
 
@@ -119,7 +119,7 @@ class Recorder:
 
 def with_last_reward(state: Columns, reward: Array) -> Columns:
     """The state after actions gave this reward, for policies that want to know."""
-    return {**state, "last_reward": reward} if "last_reward" in state else state
+    return {**state, LAST_REWARD: reward} if LAST_REWARD in state else state
 
 
 def zero_where(first: Array, state: Columns) -> Columns:

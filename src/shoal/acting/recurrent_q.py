@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -10,19 +11,27 @@ import torch
 from shoal import tree
 from shoal.acting.network_policy import ExploringPolicy, to_array
 from shoal.acting.numpy_recurrent_q import NumpyRecurrentQ, supported
+from shoal.acting.policy import LAST_REWARD
 from shoal.acting.q import VALUES, PriorityLaw, give_priorities
 from shoal.functional.exploration import epsilon_greedy
 from shoal.nets.q import RecurrentQNetwork
 from shoal.nets.user_q import UserRecurrentQ
 from shoal.types import Array, Columns
 
+Values = TypeVar("Values")  # arrays, or tensors
+
+
+def core_state(state: Mapping[str, Values]) -> dict[str, Values]:
+    """The network's own part of a policy's state."""
+    return {name.removeprefix("core/"): values for name, values in state.items() if name.startswith("core/")}
+
 
 class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
     """Acts greedily, or with an ε for each environment of a run.
 
-    Its state is the network's under "core/…", "last_reward", which who steps the environments fills in, and
-    "last_action", counted from 1: 0 says that there was none yet in this episode. With a law for priorities it records
-    the values it acted on.
+    Its state is the network's under "core/…" (`core_state`), `LAST_REWARD`, which who steps the environments fills in,
+    and "last_action", counted from 1: 0 says that there was none yet in this episode. With a law for priorities it
+    records the values it acted on.
     """
 
     def __init__(
@@ -43,14 +52,13 @@ class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
 
     def initial_state(self, count: int) -> Columns:
         core = {f"core/{name}": np.array(to_array(x)) for name, x in self.network.initial_state(count).items()}
-        return core | {"last_action": np.zeros(count, np.int64), "last_reward": np.zeros(count, np.float32)}
+        return core | {"last_action": np.zeros(count, np.int64), LAST_REWARD: np.zeros(count, np.float32)}
 
     def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
         """observation [B, ...] → actions [B], state after, and unless greedy the `VALUES` acted on.
 
         The state is zero where an episode begins: whoever carries it has seen to that."""
-        core = {name.removeprefix("core/"): value for name, value in state.items() if name.startswith("core/")}
-        q, core = self._forward(observation, state["last_action"], state["last_reward"], core)
+        q, core = self._forward(observation, state["last_action"], state[LAST_REWARD], core_state(state))
         extras = {}
         action = best = q.argmax(-1)
         if self.exploration is not None:
@@ -59,7 +67,7 @@ class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
             rows = np.arange(len(q))
             extras = {"q": q[rows, action], "value": q[rows, best]}
         after = {f"core/{name}": value for name, value in core.items()}
-        return action, after | {"last_action": action + 1, "last_reward": state["last_reward"]}, extras
+        return action, after | {"last_action": action + 1, LAST_REWARD: state[LAST_REWARD]}, extras
 
     @torch.inference_mode()
     def _by_torch(

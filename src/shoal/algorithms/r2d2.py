@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from shoal import optim
-from shoal.acting.recurrent_q import RecurrentQPolicy
+from shoal.acting.policy import LAST_REWARD
+from shoal.acting.recurrent_q import RecurrentQPolicy, core_state
 from shoal.batches import Batch
 from shoal.config import Count, Factory, Share, Whole, config
 from shoal.envs import EnvSpec
@@ -143,9 +144,9 @@ class R2D2(Stateful):
         inputs = (
             batch["observation"],
             previous(action, before["last_action"] - 1),
-            previous(batch["reward"], before["last_reward"]),
+            previous(batch["reward"], before[LAST_REWARD]),
         )
-        core = {name.removeprefix("core/"): x for name, x in before.items() if name.startswith("core/")}
+        core = core_state(before)
         q = unroll(self.network, inputs, core, first, self.cfg.burn_in)
         with torch.no_grad():
             values = double_q_values(q, self.target.network(*inputs, core, first)[0])
