@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shoal import optim
 from shoal.program import Handle, Program, current
 from shoal.runtime import launch
-from shoal.services.gradients import GradientClient, GradientServer
+from shoal.services.gradients import GradientServer
 from shoal.services.weights import WeightStore
 from shoal.versions import NONE
 
@@ -38,8 +38,7 @@ class Starter:
     """Gives the service the parameters that everybody starts from. It has no `step`: its work is done when built."""
 
     def __init__(self, gradients: GradientServer) -> None:
-        parameters = list(make_network(current().seed).parameters())
-        GradientClient([gradients], optim.flatten(parameters).numpy()).initialise()
+        optim.Remote(make_network(current().seed).parameters(), [gradients], initialise=True)
 
 
 class Worker:

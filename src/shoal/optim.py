@@ -1,23 +1,22 @@
 """Optimizers as the distribution seam: `step(loss, count)` is all that an algorithm sees.
 
-`Local` steps on this process's gradient. Parameters and their moments are one flat tensor each, so clipping and
-updating are a handful of operations however many layers there are, and the gradient can be sent or summed as a whole:
-a subclass replaces `_reduce` and everything after it (clip, finiteness, update) happens on the reduced gradient.
-`AllReduce` does, for several learners; `make` chooses between the two.
+`Local` steps on this process's gradient. Parameters and their moments are one flat tensor each (`flat.py`), so the
+gradient can be sent or summed as a whole: a subclass replaces `_reduce` and everything after it (clip, finiteness,
+update) happens on the reduced gradient. `AllReduce` does, for several learners; `make` chooses between the two.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import UserError
+from shoal.flat import FlatOptimizer, flat_gradient, flatten
 from shoal.services.gradients import GradientClient, GradientServer
 from shoal.sync import sign_of_life
 
@@ -42,7 +41,7 @@ def linear(rate: float, updates: int) -> Schedule:
 
 
 class Local:
-    """Adam or RMSProp on the parameters of this process."""
+    """Adam, RMSProp or SGD on the parameters of this process; `options` are those of `flat.FlatOptimizer`."""
 
     def __init__(
         self,
@@ -50,24 +49,19 @@ class Local:
         *,
         rate: float | Schedule,
         kind: str = "adam",
-        epsilon: float = 1e-8,
-        decay: float | None = None,  # of the squared gradient's average; None: 0.999 for Adam, 0.99 for RMSProp
-        momentum: float = 0.9,  # Adam's first average; RMSProp has none
-        epsilon_inside: bool = False,  # RMSProp: √(v + ε) as TensorFlow and the papers, not √v + ε
-        centred: bool = False,  # RMSProp: v is the gradient's variance, not its mean square
         clip_norm: float = 0.0,  # 0: not at all
+        **options: Any,
     ) -> None:
-        if kind not in ("adam", "rmsprop"):
-            raise UserError(f"There is no optimizer {kind!r}: choose adam or rmsprop.")
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.flat = flatten(self.parameters)
-        self.updates = 0
         self._rate = rate if callable(rate) else constant(rate)
-        self._kind, self._epsilon, self._momentum = kind, epsilon, momentum
-        self._decay = decay if decay is not None else (0.999 if kind == "adam" else 0.99)
-        self._epsilon_inside, self._centred, self._clip_norm = epsilon_inside, centred, clip_norm or math.inf
-        self._average = torch.zeros_like(self.flat)
-        self._square = torch.zeros_like(self.flat)
+        self._clip_norm = clip_norm or math.inf
+        self._optimizer = FlatOptimizer(self.flat, kind, **options)
+
+    @property
+    def updates(self) -> int:
+        """Steps made, of which the schedule is a function."""
+        return self._optimizer.updates
 
     def step(self, loss: Tensor, count: Tensor | None = None) -> StepReport:
         """One update for a loss that is a mean over `count` rows, 0-d.
@@ -83,33 +77,19 @@ class Local:
                 return StepReport(norm, False)
             if norm > self._clip_norm:
                 gradient.mul_(self._clip_norm / norm)
-            rate = self._rate(self.updates)
-            self.updates += 1
-            if self._kind == "adam":
-                self._adam(gradient, rate)
-            else:
-                self._rmsprop(gradient, rate)
+            self._optimizer.step(gradient, self._rate(self.updates))
         return StepReport(norm, True)
 
     def _reduce(self, gradient: Tensor, loss: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
         """The gradient and loss over all learners; with several, ranks are weighted by their `count` of valid rows."""
         return gradient, loss
 
-    def _adam(self, gradient: Tensor, rate: float) -> None:
-        self._average.lerp_(gradient, 1.0 - self._momentum)
-        self._square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
-        correction = math.sqrt(1.0 - self._decay**self.updates)
-        root = self._square.sqrt().add_(self._epsilon * correction)
-        self.flat.addcdiv_(self._average, root, value=-rate * correction / (1.0 - self._momentum**self.updates))
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and the count of updates, from which the schedule goes on; with several learners, alike on each."""
+        return self._optimizer.state_dict()
 
-    def _rmsprop(self, gradient: Tensor, rate: float) -> None:
-        self._square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
-        spread = self._square
-        if self._centred:
-            self._average.lerp_(gradient, 1.0 - self._decay)
-            spread = torch.addcmul(self._square, self._average, self._average, value=-1.0).clamp_(min=0.0)
-        root = spread.add(self._epsilon).sqrt_() if self._epsilon_inside else spread.sqrt().add_(self._epsilon)
-        self.flat.addcdiv_(gradient, root, value=-rate)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(state)
 
 
 class Peers(Protocol):
@@ -159,27 +139,43 @@ def make(parameters: Iterable[nn.Parameter], peers: Peers = ALONE, **options: An
 class Remote:
     """Pushes the gradient to the gradient service, whose optimizer steps, and loads the newest parameters it answers.
 
-    `parameters` start as the service's: this waits until somebody has initialised it. Each gradient is clipped before
-    it is pushed; one that is not finite is pushed as NaN, so that every part of the service refuses it alike.
+    `parameters` start as the service's: this waits until somebody has initialised it. With `initialise` they are
+    offered as those to start from; of several that do, the first one's are taken. Each gradient is clipped before it
+    is pushed; one that is not finite is pushed as NaN, so that every part of the service refuses it alike.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], servers: Sequence[GradientServer], *, clip_norm: float = 0.0
+        self,
+        parameters: Iterable[nn.Parameter],
+        servers: Sequence[GradientServer],
+        *,
+        clip_norm: float = 0.0,  # 0: not at all
+        initialise: bool = False,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.flat = flatten(self.parameters)
         self._on_host = self.flat.cpu()  # the same tensor where the parameters are there already
         groups = [parameter.numel() for parameter in self.parameters]
         self._service = GradientClient(servers, self._on_host.numpy(), groups)
-        self._clip_norm = clip_norm or math.inf  # 0: not at all
+        self._clip_norm = clip_norm or math.inf
         self.finished = False  # the service takes no further gradients
-        self._service.pull()
+        if initialise:
+            self._service.initialise()
+        else:
+            self._service.pull()
         self.flat.copy_(self._on_host)
 
     @property
     def version(self) -> int:
         """Steps the service had made when it sent these parameters."""
         return self._service.version
+
+    @torch.no_grad()
+    def pull(self, steps: int = 1, timeout: float | None = None) -> bool:
+        """Load parameters that are `steps` or more newer, waiting for them; False when there were none in time."""
+        newer = self._service.pull(steps, timeout)
+        self.flat.copy_(self._on_host)
+        return newer
 
     def step(self, loss: Tensor, count: Tensor | None = None) -> StepReport:
         """Push the gradient of a loss that is a mean over `count` rows, 0-d: those rows are its weight in a step that
@@ -199,26 +195,11 @@ class Remote:
         self.finished = pushed.finished
         return StepReport(norm, pushed.accepted, waited)
 
+    def state_dict(self) -> dict[str, Any]:
+        """At which versions the parameters are, and how many gradients were pushed: moments are the service's."""
+        return self._service.state_dict()
 
-@torch.no_grad()
-def flatten(parameters: list[nn.Parameter]) -> Tensor:
-    """Move parameters into one flat tensor of which each becomes a view; channels-last weights stay so."""
-    flat = torch.cat([_storage_order(parameter).reshape(-1) for parameter in parameters])
-    start = 0
-    for parameter in parameters:
-        ordered = _storage_order(parameter)
-        view = flat[start : start + parameter.numel()].view(ordered.shape)
-        parameter.data = view.permute(0, 3, 1, 2) if parameter.dim() == 4 else view
-        start += parameter.numel()
-    return flat
-
-
-def flat_gradient(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    """The gradient as one vector in the order of `flatten`, zero for parameters that the loss does not use."""
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    return torch.cat([_storage_order(part).reshape(-1) for part in gradients])
-
-
-def _storage_order(x: Tensor) -> Tensor:
-    """x with its axes in the order in which the flat tensor holds them: convolution weights channels last."""
-    return x.permute(0, 2, 3, 1) if x.dim() == 4 else x
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the parameters that the network has by now, as gradients are made at those."""
+        self._service.load_state_dict(state)
+        self._on_host.copy_(self.flat)

@@ -26,6 +26,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "config": ("errors factories", ""),
     "options": ("config", ""),
     "factories": ("errors", ""),
+    "flat": ("errors", "torch"),
     "batches": ("tree", "torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
@@ -33,8 +34,8 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "envs": ("errors tree", "numpy gymnasium dm_env cloudpickle"),
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
     "acting": ("functional nets program replay tree versions", "torch numpy"),
-    "services": ("acting buffers errors program replay sync tree versions", "torch numpy"),
-    "optim": ("errors services sync", "torch"),
+    "services": ("acting buffers errors flat program replay state sync tree versions", "torch numpy"),
+    "optim": ("flat services sync", "torch"),
     "loops": (
         "acting batches envs errors factories nets optim program replay services state sync tree versions",
         "torch numpy",

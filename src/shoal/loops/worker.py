@@ -15,9 +15,9 @@ from shoal.envs import Envs
 from shoal.loops.actor import EnvRunner
 from shoal.loops.learner import MAX_REFUSED, NonFinite
 from shoal.loops.loop import Loop
-from shoal.nets.weights import named_tensors
+from shoal.nets.weights import export_weights
 from shoal.program import current
-from shoal.services.gradients import GradientClient, GradientServer
+from shoal.services.gradients import GradientServer
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.types import Array, Columns
@@ -116,26 +116,22 @@ class Publisher(Loop):
         max_updates: int | None = None,
     ) -> None:
         super().__init__()
-        network = make_network(current().seed)
-        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        flat = optim.flatten(trained).numpy()  # what the client loads, and, in the same memory, the network's weights
-        self._named = {name: tensor.numpy() for name, tensor in named_tensors(network).items()}
-        self._client = GradientClient(servers, flat, [parameter.numel() for parameter in trained])
+        self._network = make_network(current().seed)
+        self._gradients = optim.Remote(self._network.parameters(), servers, initialise=True)
         self._servers = servers
         self._weights = weights
         self._publish_every, self._max_updates = publish_every, max_updates
         self._reporter = Reporter(metrics)
         self._counted: dict[str, int] = {"version": 0}
-        self._client.initialise()
         self._publish()
         self._reporter.lap("starting")
 
     def step(self) -> bool:
-        finished = self._finishing or (self._max_updates is not None and self._client.version >= self._max_updates)
+        finished = self._finishing or (self._max_updates is not None and self._gradients.version >= self._max_updates)
         if finished:
             return self._end()
         with self._at_work:
-            newer = self._client.pull(self._publish_every, PAUSE)
+            newer = self._gradients.pull(self._publish_every, PAUSE)
             self._reporter.lap("waiting for gradients")
             if newer:
                 self._publish()
@@ -148,13 +144,13 @@ class Publisher(Loop):
     def report(self) -> None:
         """Publish and count what the service has come to, also when it is less than a publication."""
         with self._at_work:
-            if self._client.pull(timeout=0.0):
+            if self._gradients.pull(timeout=0.0):
                 self._publish()
             self._count()
         super().report()
 
     def _publish(self) -> None:
-        self._weights.publish(self._named, make_version(current().restarts, self._client.version))
+        self._weights.publish(export_weights(self._network), make_version(current().restarts, self._gradients.version))
 
     def _count(self) -> None:
         """What the service has counted since the last time. All its parts see the same gradients, of which one may come

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import ItemsView, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -13,18 +14,41 @@ from shoal.types import Arrays, Columns
 _collected: weakref.WeakKeyDictionary[nn.Module, tuple[list[int], dict[str, Tensor]]] = weakref.WeakKeyDictionary()
 
 
-def named_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, sharing the network's memory as it is now.
+class NamedTensors(Mapping[str, Tensor]):
+    """Parameters and persistent buffers of a network by name, each read from it when it is asked for.
 
-    Collecting them takes as long as publishing a small network, so they are kept until a tensor has moved, as
-    optimizers move parameters when they are made.
+    Optimizers move parameters when they are made; what was taken before would stay at the initial values for ever.
+    Collecting the tensors takes as long as publishing a small network, so they are kept until one has moved.
     """
-    places = [tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())]
-    known = _collected.get(network)
-    if known is None or known[0] != places:
-        tensors = {name: tensor for name, tensor in network.state_dict().items() if isinstance(tensor, Tensor)}
-        _collected[network] = known = (places, tensors)
-    return known[1]
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+
+    def _now(self) -> dict[str, Tensor]:
+        network = self._network
+        places = [tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())]
+        known = _collected.get(network)
+        if known is None or known[0] != places:
+            tensors = {name: tensor for name, tensor in network.state_dict().items() if isinstance(tensor, Tensor)}
+            _collected[network] = known = (places, tensors)
+        return known[1]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def items(self) -> ItemsView[str, Tensor]:
+        return self._now().items()
+
+
+def named_tensors(network: nn.Module) -> NamedTensors:
+    """Parameters and persistent buffers by name, sharing the network's memory."""
+    return NamedTensors(network)
 
 
 def export_weights(network: nn.Module) -> Columns:

@@ -1,23 +1,27 @@
 """Gradients: workers push them as they are ready, the service applies them and answers with the newest parameters.
 
-The parameters are one flat float32 vector with one shared RMSProp. A version is the number of steps applied to it.
+The parameters are one flat float32 vector with one shared optimizer. A version is the number of steps applied to it.
 Large networks are cut into several servers by groups of parameters; `GradientClient` makes them look like one.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from shoal import buffers
 from shoal.errors import UserError
+from shoal.flat import FlatOptimizer
 from shoal.program import Context, current, futures
+from shoal.state import as_arrays
 from shoal.sync import Condition
 
 Vector = npt.NDArray[np.float32]
@@ -45,16 +49,20 @@ class GradientServer:
         self,
         *,
         rate: float | Callable[[int], float],  # the learning rate, or a function of the steps made
-        decay: float = 0.99,
-        epsilon: float = 1e-5,  # inside the root, as in the papers
+        optimizer: str = "rmsprop",  # or adam, sgd
+        epsilon: float = 1e-5,
         reduce: int = 1,  # gradients per step
         max_staleness: int | None = None,  # versions; None: every gradient is taken
         synchronous: int = 0,  # the number of workers in a round; 0: asynchronous
         round_timeout: float = 30.0,
         max_steps: int | None = None,
+        **options: Any,  # of the optimizer: decay, momentum, epsilon_inside, centred (see `flat.FlatOptimizer`)
     ) -> None:
         self._rate = rate
-        self._decay, self._epsilon = decay, epsilon
+        if optimizer == "rmsprop":
+            options = {"epsilon_inside": True, **options}  # as in the papers
+        self._kind, self._options = optimizer, {"epsilon": epsilon, **options}
+        FlatOptimizer(torch.zeros(1), optimizer, **self._options)  # what is wrong with the options is said now
         self._max_staleness = 0 if synchronous else max_staleness
         self._synchronous, self._round_timeout, self._max_steps = bool(synchronous), round_timeout, max_steps
         self._workers = synchronous  # all of them; `_expected` are those that are waited for
@@ -73,9 +81,7 @@ class GradientServer:
         with self._changed:
             if self._version != NONE:
                 return False
-            self._parameters = np.array(parameters, np.float32).reshape(-1)
-            self._square = np.zeros_like(self._parameters)
-            self._scratch = np.empty_like(self._parameters)
+            self._set_parameters(parameters)
             self._version = 0
             self._changed.notify_all()
             return True
@@ -114,6 +120,44 @@ class GradientServer:
         stale and not_finite (refused for it), not_finite_in_a_row, repeated, short_rounds."""
         with self._changed:
             return {**self._counts, "version": self._version}
+
+    def last_sequence(self, worker: str) -> int:
+        """The highest sequence number that a worker of this name has used: one that starts again counts on from it."""
+        with self._changed:
+            return self._last.get(worker, (NONE, False))[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, moments, counts, and what is pending of a step: enough to go on as if nothing had happened."""
+        with self._changed:
+            state: dict[str, Any] = {
+                "version": self._version,
+                "expected": self._expected,
+                "counts": dict(self._counts),
+                "last": {worker: list(last) for worker, last in self._last.items()},
+                "pending": [[*key, taken.copy(), weight] for key, (taken, weight) in self._pending.items()],
+            }
+            if self._version != NONE:
+                state |= {"parameters": self._parameters.copy(), "optimizer": as_arrays(self._optimizer.state_dict())}
+            return copy.deepcopy(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with self._changed:
+            if state["version"] != NONE:
+                if self._version != NONE and len(state["parameters"]) != len(self._parameters):
+                    raise ValueError(
+                        f"the state has {len(state['parameters'])} parameters, this service {len(self._parameters)}"
+                    )
+                self._set_parameters(np.asarray(state["parameters"]))
+                self._optimizer.load_state_dict(state["optimizer"])
+            self._version = int(state["version"])
+            self._expected = int(state["expected"])
+            self._counts = Counter(state["counts"])
+            self._last = {worker: (int(number), bool(taken)) for worker, (number, taken) in state["last"].items()}
+            self._pending = {
+                (worker, int(number)): (np.array(taken, np.float32), float(weight))
+                for worker, number, taken, weight in state["pending"]
+            }
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -168,25 +212,24 @@ class GradientServer:
             self._expected = len(self._pending)
             self._step()
 
+    def _set_parameters(self, parameters: Vector) -> None:
+        self._parameters = np.array(parameters, np.float32).reshape(-1)
+        self._scratch = np.empty_like(self._parameters)
+        flat = torch.from_numpy(self._parameters)  # in the same memory
+        self._optimizer = FlatOptimizer(flat, self._kind, **self._options)
+
     def _step(self) -> None:
-        """One step of RMSProp along the weighted mean of what is pending."""
+        """One step of the optimizer along the weighted mean of what is pending."""
         pending = list(self._pending.values())
         self._pending.clear()
         total = sum(weight for _, weight in pending)
         if total > 0.0:
-            gradient, square, scratch = pending[0][0], self._square, self._scratch
+            gradient = pending[0][0]
             gradient *= np.float32(pending[0][1] / total)
             for other, weight in pending[1:]:
-                gradient += np.multiply(other, np.float32(weight / total), out=scratch)
-            np.multiply(gradient, gradient, out=scratch)
-            scratch *= np.float32(1.0 - self._decay)
-            square *= np.float32(self._decay)
-            square += scratch
-            np.add(square, np.float32(self._epsilon), out=scratch)
-            np.sqrt(scratch, out=scratch)
-            np.divide(gradient, scratch, out=scratch)
-            scratch *= np.float32(self._rate(self._version) if callable(self._rate) else self._rate)
-            self._parameters -= scratch
+                gradient += np.multiply(other, np.float32(weight / total), out=self._scratch)
+            rate = self._rate(self._version) if callable(self._rate) else self._rate
+            self._optimizer.step(torch.from_numpy(gradient), rate)
         self._version += 1
         self._changed.notify_all()
 
@@ -215,7 +258,9 @@ class GradientClient:
         self.versions = [NONE] * len(servers)
         context = current()
         self._worker = worker or (context.name if context != Context() else uuid.uuid4().hex)
-        self._sequence = context.restarts << 32  # a restarted worker's numbers are higher than before
+        # a restarted worker's numbers are higher than before, and those of a resumed run higher than what was saved
+        used = [future.result() for future in [futures(server).last_sequence(self._worker) for server in servers]]
+        self._sequence = max(context.restarts << 32, *used)
 
     @property
     def version(self) -> int:
@@ -250,6 +295,16 @@ class GradientClient:
         self._load(answers)
         accepted = all(answer.accepted for answer in answers)
         return Pushed(accepted, any(answer.finished for answer in answers))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"versions": list(self.versions), "sequence": self._sequence}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with parameters of these versions, which the caller has put in place."""
+        if len(state["versions"]) != len(self._servers):
+            raise ValueError(f"the state is of {len(state['versions'])} gradient servers, not of {len(self._servers)}")
+        self.versions = [int(version) for version in state["versions"]]
+        self._sequence = max(self._sequence, int(state["sequence"]))
 
     def _load(self, answers: Sequence[Answer | None]) -> None:
         self.versions = list(self.versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from shoal import optim
 from shoal.errors import UserError
+from shoal.nets.weights import named_tensors
 
 
 def network() -> nn.Module:
@@ -25,16 +27,18 @@ def loss_of(module: nn.Module, step: int) -> Tensor:
 def reference(module: nn.Module, kind: str, epsilon: float) -> torch.optim.Optimizer:
     if kind == "adam":
         return torch.optim.Adam(module.parameters(), lr=0.01, eps=epsilon)
+    if kind == "sgd":
+        return torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.8)
     return torch.optim.RMSprop(
         module.parameters(), lr=0.01, eps=epsilon, alpha=0.99, centered=kind == "centred rmsprop"
     )
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop", "centred rmsprop"])
+@pytest.mark.parametrize("kind", ["adam", "rmsprop", "centred rmsprop", "sgd"])
 @pytest.mark.parametrize("clip_norm", [0.0, 0.1], ids=["not clipped", "clipped"])
 def test_steps_are_those_of_torch(kind: str, clip_norm: float) -> None:
     ours, theirs = network(), network()
-    own = {"kind": kind.split()[-1], "centred": kind.startswith("centred")}
+    own = {"kind": kind.split()[-1], "centred": kind.startswith("centred"), "momentum": 0.8 if kind == "sgd" else None}
     optimizer = optim.Local(ours.parameters(), rate=0.01, epsilon=1e-3, clip_norm=clip_norm, **own)  # type: ignore[arg-type]
     expected = reference(theirs, kind, 1e-3)
     for step in range(10):
@@ -141,5 +145,80 @@ def test_the_linear_schedule_ends_at_zero() -> None:
 
 
 def test_an_unknown_optimizer_is_refused_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="no optimizer 'sgd'"):
-        optim.Local(network().parameters(), rate=0.1, kind="sgd")
+    with pytest.raises(UserError, match="no optimizer 'adamw': choose one of adam, rmsprop, sgd"):
+        optim.Local(network().parameters(), rate=0.1, kind="adamw")
+    with pytest.raises(UserError, match="RMSProp has no momentum here"):
+        optim.Local(network().parameters(), rate=0.1, kind="rmsprop", momentum=0.9)
+    with pytest.raises(UserError, match="nothing to train"):
+        optim.Local([nn.Parameter(torch.ones(1), requires_grad=False)], rate=0.1)
+
+
+KINDS = [{"kind": "adam"}, {"kind": "rmsprop"}, {"kind": "rmsprop", "centred": True}, {"kind": "sgd", "momentum": 0.9}]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_an_optimizer_goes_on_from_its_state_to_the_last_bit(options: dict[str, Any]) -> None:
+    """Moments, the count of updates that bias corrections and the schedule depend on, and nothing else, are state."""
+    straight, first = network(), network()
+    schedule = optim.linear(0.05, 20)
+    one, before = (optim.Local(module.parameters(), rate=schedule, **options) for module in (straight, first))
+    for step in range(5):
+        one.step(loss_of(straight, step))
+        before.step(loss_of(first, step))
+    state = copy.deepcopy({"network": first.state_dict(), "optimizer": before.state_dict()})
+    before.step(loss_of(first, 99))  # what was taken does not change with it
+    second = network()
+    after = optim.Local(second.parameters(), rate=schedule, **options)
+    second.load_state_dict(state["network"])
+    after.load_state_dict(state["optimizer"])
+    for step in range(5, 10):
+        one.step(loss_of(straight, step))
+        after.step(loss_of(second, step))
+    assert after.updates == one.updates == 10
+    for left, right in zip(straight.parameters(), second.parameters()):
+        assert torch.equal(left, right)
+
+
+def test_a_state_of_another_optimizer_or_size_is_refused() -> None:
+    adam = optim.Local(network().parameters(), rate=0.1)
+    rmsprop = optim.Local(network().parameters(), rate=0.1, kind="rmsprop")
+    small = optim.Local([nn.Parameter(torch.ones(2))], rate=0.1)
+    for other in (rmsprop, small):
+        with pytest.raises(ValueError, match="the state is of"):
+            other.load_state_dict(adam.state_dict())
+
+
+def test_learners_that_load_one_state_stay_equal_to_the_last_bit() -> None:
+    """Every rank restores the same moments and steps on the same sum."""
+    nets = [network() for _ in range(2)]
+
+    class Peer:
+        size = 2
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def sum(self, values: Tensor) -> Tensor:
+            return values * 2.0  # both see the same rows here
+
+    ranks = [optim.AllReduce(net.parameters(), Peer(rank), rate=0.01) for rank, net in enumerate(nets)]
+    for step in range(3):
+        ranks[0].step(loss_of(nets[0], step), torch.tensor(8))
+    state = copy.deepcopy(ranks[0].state_dict())
+    nets[1].load_state_dict(nets[0].state_dict())
+    ranks[1].load_state_dict(state)
+    for rank, net in zip(ranks, nets):
+        rank.step(loss_of(net, 7), torch.tensor(8))
+    assert ranks[0].updates == ranks[1].updates == 4
+    assert torch.equal(ranks[0].flat, ranks[1].flat)
+
+
+def test_named_tensors_taken_before_the_optimizer_was_made_follow_its_steps() -> None:
+    module = network()
+    taken = named_tensors(module)
+    first = {name: tensor.clone() for name, tensor in taken.items()}
+    optim.Local(module.parameters(), rate=0.1).step(loss_of(module, 0))
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(taken[name], tensor)
+        assert not torch.equal(taken[name], first[name])
+    assert len(taken) == len(first) == len(list(taken))

@@ -15,6 +15,7 @@ from torch import nn
 
 from shoal import optim
 from shoal.errors import UserError
+from shoal.flat import flatten
 from shoal.program import Context, Handle, Program, set_current
 from shoal.runtime import launch
 from shoal.services.gradients import NONE, Answer, GradientClient, GradientServer, Vector, cut
@@ -385,7 +386,7 @@ def test_a_convolution_comes_through_shards_in_its_own_layout() -> None:
     servers = [GradientServer(rate=0.1) for _ in range(2)]
     kept = {name: tensor.clone() for name, tensor in made[0].state_dict().items()}
     first = list(made[0].parameters())
-    GradientClient(servers, optim.flatten(first).numpy(), [p.numel() for p in first]).initialise()
+    GradientClient(servers, flatten(first).numpy(), [p.numel() for p in first]).initialise()
     optim.Remote(made[1].parameters(), servers)
     for name, tensor in made[1].state_dict().items():
         torch.testing.assert_close(tensor, kept[name])
@@ -427,3 +428,86 @@ def test_every_push_of_every_node_is_applied_once(runtime: str, synchronous: int
     assert found.version == counts["version"] == steps
     assert found.parameters.tolist() == [-float(steps)] * 2
     assert counts["gradients"] == 60
+
+
+# ---- the optimizer is chosen, and everything has a state
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "sgd"])
+def test_the_service_steps_as_the_same_optimizer_here_would(optimizer: str) -> None:
+    nets = [nn.Linear(3, 2) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    inside = {"epsilon_inside": True} if optimizer == "rmsprop" else {}
+    here = optim.Local(nets[0].parameters(), rate=0.05, kind=optimizer, epsilon=0.01, **inside)
+    server = GradientServer(rate=0.05, optimizer=optimizer, epsilon=0.01)
+    there = optim.Remote(nets[1].parameters(), [server], initialise=True)
+    x = torch.randn(8, 3)
+    for _ in range(4):
+        here.step(nets[0](x).square().mean())
+        assert there.step(nets[1](x).square().mean()).applied
+    torch.testing.assert_close(here.flat, there.flat)
+
+
+def test_an_optimizer_that_is_not_there_is_one_sentence_when_the_service_is_made() -> None:
+    with pytest.raises(UserError, match="no optimizer 'adagrad'"):
+        GradientServer(rate=0.1, optimizer="adagrad")
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "sgd"])
+def test_a_service_goes_on_from_its_state_to_the_last_bit(optimizer: str) -> None:
+    options: dict[str, Any] = {"rate": optim.linear(0.1, 30), "optimizer": optimizer, "reduce": 2, "max_staleness": 3}
+    one, other = GradientServer(**options), GradientServer(**options)
+    generator = np.random.default_rng(0)
+    gradients = generator.normal(size=(11, 5)).astype(np.float32)
+    one.initialise(np.ones(5, np.float32))
+    for number in range(5):  # the last one is pending
+        one.push("worker", number, gradients[number], one.pull().version)  # type: ignore[union-attr]
+    state = one.state_dict()
+    one.push("worker", 5, gradients[5], 2)
+    other.load_state_dict(state)
+    other.push("worker", 5, gradients[5], 2)
+    assert not np.array_equal(state["parameters"], one.pull().parameters), "a state does not change"  # type: ignore[union-attr]
+    for number in range(6, 11):
+        answers = [server.push("worker", number, gradients[number], 3) for server in (one, other)]
+        np.testing.assert_array_equal(answers[0].parameters, answers[1].parameters)
+    assert one.statistics() == other.statistics()
+    assert other.push("worker", 4, gradients[4], 5).version == other.statistics()["version"]
+    assert other.statistics()["repeated"] == 1
+
+
+def test_a_state_of_other_parameters_is_refused() -> None:
+    one, other = GradientServer(rate=0.1), GradientServer(rate=0.1)
+    one.initialise(np.ones(5, np.float32))
+    other.initialise(np.ones(4, np.float32))
+    with pytest.raises(ValueError, match="has 5 parameters, this service 4"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_a_worker_of_a_resumed_run_is_not_taken_for_a_repeat() -> None:
+    """The service remembers numbers up to a high one; the worker's node has never been restarted in this run."""
+    saved = GradientServer(rate=0.1)
+    saved.initialise(np.ones(2, np.float32))
+    saved.push("worker", (3 << 32) + 7, np.ones(2, np.float32), 0)
+    server = GradientServer(rate=0.1)
+    server.load_state_dict(saved.state_dict())
+    client = GradientClient([server], np.zeros(2, np.float32), worker="worker")
+    client.pull()
+    assert client.push(np.ones(2, np.float32)).accepted
+    assert server.statistics()["version"] == 2
+    assert "repeated" not in server.statistics()
+
+
+def test_a_remote_optimizer_goes_on_from_its_state() -> None:
+    server = GradientServer(rate=0.1)
+    nets = [nn.Linear(2, 1) for _ in range(2)]
+    one = optim.Remote(nets[0].parameters(), [server], initialise=True)
+    one.step(nets[0](torch.ones(1, 2)).sum())
+    state, weights = one.state_dict(), {name: tensor.clone() for name, tensor in nets[0].state_dict().items()}
+    one.step(nets[0](torch.ones(1, 2)).sum())
+    two = optim.Remote(nets[1].parameters(), [server])
+    nets[1].load_state_dict(weights)
+    two.load_state_dict(state)
+    assert two.version == 1, "the parameters are those of the state, not the newest"
+    two.step(nets[1](torch.ones(1, 2)).sum())
+    assert two.version == 3
+    assert torch.equal(two.flat, torch.from_numpy(server.pull().parameters))  # type: ignore[union-attr]
