@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 
 from shoal.acting.policy import GivesPriorities, Policy
-from shoal.program import Done, Future, futures
+from shoal.program import Done, Future, current, futures
 from shoal.replay import Block, Inserted, Pattern, Replay, ShardedReplay, Writer
 from shoal.types import Columns
 
@@ -44,6 +45,7 @@ class Sender:
             receiver,
             dict(patterns),
             name=name,
+            life=f"{current().restarts}.{uuid.uuid4().hex}",  # a resumed run counts its restarts from 0 again
             priority_columns=prioritizing.priority_columns if prioritizing else (),
             transient=prioritizing.transient if prioritizing else (),
         )

@@ -13,6 +13,7 @@ from .patterns import Appended, Pattern, n_step, rollout, sequence
 from .selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 from .service import Replay
 from .sharded import ShardedReplay
+from .views import register_view
 from .writer import Writer
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Writer",
     "columns",
     "n_step",
+    "register_view",
     "rollout",
     "sequence",
 ]

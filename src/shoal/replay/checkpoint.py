@@ -8,10 +8,10 @@ does not name does not exist, and a directory holds the last save that was compl
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from . import manifest as checks
 from .arrays import as_slice
 from .chunks import Schema, Store
 from .errors import BadCheckpoint
-from .files import pack, read_whole, sync_directory, unpack, write_whole
+from .files import pack, read_header, read_whole, sync_directory, unpack, write_whole
 from .intake import Intake
 from .memory import Memory
 from .messages import Array
 from .tables import EMPTY, RunningTable
-from .views import View
 
 _RECORD_BYTES = 2 << 20  # small enough that unpacking stays within the cache
-_MANIFEST = "manifest"
+_TAG = re.compile(r"[\w.-]{1,100}")
 _READERS = 2  # threads that unpack rows while loading
 
 
@@ -92,10 +92,10 @@ def take_snapshot(tables: Mapping[str, RunningTable], intake: Intake, copy: Copi
     stores = list(intake.stores.values())
     arrays, descriptions = {}, {}
     for name, table in tables.items():
-        arrays.update({f"{name}|{key}": copy(array) for key, array in table.saved_arrays().items()})
+        arrays.update({f"table {name}|{key}": copy(array) for key, array in table.saved_arrays().items()})
         described = table.saved_numbers()
         described["store"] = stores.index(table.store) if table.store is not None else None
-        described["view"] = _describe_view(table.view)
+        described["view"] = checks.describe_view(table.view)
         descriptions[name] = described
     streams = [writer.streams for writer in intake.writers.values() if writer.streams is not None]
     empty = np.empty(0, np.int64)
@@ -103,6 +103,7 @@ def take_snapshot(tables: Mapping[str, RunningTable], intake: Intake, copy: Copi
         header={
             "tables": descriptions,
             "writers": {writer.name: [writer.life, writer.sequence] for writer in intake.writers.values()},
+            "ended": {name: list(lives) for name, lives in intake.ended.items()},
         },
         arrays=arrays,
         stores=stores,
@@ -113,11 +114,18 @@ def take_snapshot(tables: Mapping[str, RunningTable], intake: Intake, copy: Copi
     )
 
 
-def save(path: Path, snapshot: Snapshot, before: Saved) -> tuple[Saved, int]:
+def manifest_name(tag: str | None) -> str:
+    """The file of a save: one that has no tag is the directory's only one."""
+    if tag is not None and not _TAG.fullmatch(tag):
+        raise ValueError(f"tag={tag!r} must be letters, digits, '.', '_' and '-', at most 100")
+    return "manifest" if tag is None else f"manifest-{tag}"
+
+
+def save(path: Path, snapshot: Snapshot, before: Saved, manifest: str, keep: Collection[str]) -> tuple[Saved, int]:
     """Write what the logs lack, then the manifest; what the directory holds now, and the bytes written."""
     path.mkdir(parents=True, exist_ok=True)
     # never a name that is taken: the manifest in place may need that file until it is replaced
-    number = 1 + max((int(log.stem[5:]) for log in path.glob("rows-*.log")), default=-1)
+    number = 1 + max((int(log.stem[5:]) for log in path.glob("rows-*.log") if log.stem[5:].isdigit()), default=-1)
     log = f"rows-{number:06d}.log"
     after, written = Saved(), 0
     with open(path / log, "wb") as file:
@@ -145,12 +153,27 @@ def save(path: Path, snapshot: Snapshot, before: Saved) -> tuple[Saved, int]:
         arrays[f"store {index}|chunks"] = _concatenate([record.chunks for record in records])
         arrays[f"store {index}|following"] = snapshot.following[index]
     sync_directory(path)
-    written += write_whole(path / _MANIFEST, header, arrays)
-    named = {record.file for records in after.records.values() for record in records}
-    for old in path.glob("rows-*.log"):
-        if old.name not in named:
-            old.unlink()
+    written += write_whole(path / manifest, header, arrays)
+    _remove_leftovers(path, {record.file for records in after.records.values() for record in records}, manifest, keep)
     return after, written
+
+
+def _remove_leftovers(path: Path, logs: set[str], manifest: str, keep: Collection[str]) -> None:
+    """Remove saves that are not to be kept, then logs that no save refers to, and what a killed save left."""
+    for other in path.glob("manifest*"):
+        if other.name == manifest:
+            continue
+        if other.name in keep:
+            try:
+                stores = read_header(other)["stores"]
+                logs |= {record[0] for store in stores for record in store["records"]}
+            except (BadCheckpoint, LookupError, TypeError):
+                continue  # a damaged one holds nothing back; whoever loads it is told
+        else:
+            other.unlink()
+    for old in path.glob("rows-*.log"):
+        if old.name not in logs:
+            old.unlink()
 
 
 def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
@@ -160,7 +183,7 @@ def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
     for name, described in snapshot.header["tables"].items():
         if described["store"] != index:
             continue
-        items = snapshot.arrays[f"{name}|items"]
+        items = snapshot.arrays[f"table {name}|items"]
         items = items[items["key"] != EMPTY]
         chunk = items["start"] >> store.shift
         beyond = ((items["start"] & store.mask) + items["length"] - 1) >> store.shift  # chunks that it reaches into
@@ -208,29 +231,51 @@ class Loaded:
     stores: list[Store]
     saved: Saved
 
+    def arrays_of(self, table: str) -> dict[str, Array]:
+        mark = f"table {table}|"
+        return {key.removeprefix(mark): array for key, array in self.arrays.items() if key.startswith(mark)}
 
-def load(path: Path, memory: Memory) -> Loaded:
-    """Read and verify a checkpoint."""
-    header, arrays = read_whole(path / _MANIFEST)
-    saved, stores = Saved(), []
-    for index, described in enumerate(header["stores"]):
-        schema = tuple((name, tuple(shape), kind) for name, shape, kind in described["schema"])
-        store = Store(schema, described["length"], memory)
-        following = arrays[f"store {index}|following"]
-        store.restore(following)
-        at, records = 0, []
-        for file, count, columns in described["records"]:
-            chunks = arrays[f"store {index}|chunks"][at : at + count]
-            at += count
-            records.append(
-                Record(file, chunks, np.where(chunks >= 0, 0, -1), {k: tuple(v) for k, v in columns.items()})
-            )
-        with ThreadPoolExecutor(_READERS) as readers:  # unpacking, and copying to memory never used before, take long
-            for _ in readers.map(partial(_read_record, path, store), records):
-                pass
-        stores.append(store)
-        saved.records[schema] = records
-    return Loaded(header, arrays, stores, saved)
+
+def load(
+    path: Path, memory: Memory, tables: Mapping[str, RunningTable], manifest: str
+) -> tuple[Loaded, dict[str, RunningTable]]:
+    """Read and verify a checkpoint, and make tables as in it; those given say what they must be like."""
+    header, arrays = read_whole(path / manifest)
+    try:
+        checks.check_writers(header)
+        described = checks.mapping(header["tables"], "the tables")
+        if described.keys() != tables.keys():
+            raise BadCheckpoint(f"the checkpoint holds the tables {sorted(described)}, this service {sorted(tables)}")
+        loaded = Loaded(header, arrays, [], Saved())
+        for index, store in enumerate(checks.listed(header["stores"], "the stores", 1000)):
+            _load_store(path, loaded, index, store, memory)
+        return loaded, _restore_tables(loaded, tables)
+    except BadCheckpoint:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise BadCheckpoint(f"{path / manifest} does not hold together: {what}") from None
+
+
+def _load_store(path: Path, loaded: Loaded, index: int, described: Any, memory: Memory) -> None:
+    length = checks.mapping(described, "a store")["length"]
+    schema = checks.check_schema(described["schema"], length, memory)
+    if schema in loaded.saved.records:
+        raise BadCheckpoint("two stores have the same columns")
+    store = Store(schema, length, memory)
+    following = checks.check_links(loaded.arrays.get(f"store {index}|following"), store.limit)
+    sizes = {name: chunks.strides[0] for name, chunks in store.chunks.items()}
+    chunks = loaded.arrays.get(f"store {index}|chunks")
+    records = [
+        Record(file, members, np.where(members >= 0, 0, -1), columns)
+        for file, members, columns in checks.check_records(described["records"], chunks, len(following), sizes)
+    ]
+    store.restore(following)
+    with ThreadPoolExecutor(_READERS) as readers:  # unpacking, and copying to memory never used before, take long
+        for _ in readers.map(partial(_read_record, path, store), records):
+            pass
+    loaded.stores.append(store)
+    loaded.saved.records[schema] = records
 
 
 def _read_record(path: Path, store: Store, record: Record) -> None:
@@ -253,46 +298,29 @@ def _read_record(path: Path, store: Store, record: Record) -> None:
         stored[target] = values if whole else values[good]
 
 
-def restore_tables(loaded: Loaded, tables: Mapping[str, RunningTable]) -> dict[str, RunningTable]:
-    """Tables as in the checkpoint; those given say what they must be like."""
-    described = loaded.header["tables"]
-    if described.keys() != tables.keys():
-        raise BadCheckpoint(f"the checkpoint holds the tables {sorted(described)}, this service {sorted(tables)}")
+def _restore_tables(loaded: Loaded, tables: Mapping[str, RunningTable]) -> dict[str, RunningTable]:
     restored = {}
     for name, table in tables.items():
-        numbers = described[name]
+        numbers = checks.check_numbers(loaded.header["tables"][name], table, len(loaded.stores))
+        fresh, arrays = table.fresh_copy(), loaded.arrays_of(name)
+        fresh.check_description(numbers)
+        checks.check_arrays(numbers, arrays, fresh)
+        view = checks.restore_view(numbers["view"])
         store = None if numbers["store"] is None else loaded.stores[numbers["store"]]
-        arrays = {key.split("|", 1)[1]: array for key, array in loaded.arrays.items() if key.startswith(f"{name}|")}
-        restored[name] = table.fresh_copy()
-        restored[name].restore(numbers, arrays, store, _restore_view(numbers["view"]))
+        items = arrays["items"][arrays["items"]["key"] != EMPTY]
+        if store is None or view is None:
+            checks.need(store is None and view is None and not len(items), f"table {name!r} has items without rows")
+        else:
+            stored = np.zeros(store.fresh, bool)
+            for record in loaded.saved.records[store.schema]:
+                stored[record.chunks[record.chunks >= 0]] = True
+            checks.check_rows(items, store.following[: store.fresh], stored, store.shift)
+            checks.check_view(view, store.schema, items, arrays, fresh)
+        fresh.restore(numbers, arrays, store, view)
+        restored[name] = fresh
     for store in loaded.stores:
         store.free_unreferenced()
     return restored
-
-
-def _describe_view(view: View | None) -> Any:
-    """A view as its class and fields, so that no code is loaded with a checkpoint but by import."""
-    if view is None:
-        return None
-    if not dataclasses.is_dataclass(view):
-        raise ValueError(f"the view {view!r} cannot be saved; make it a dataclass of plain values")
-    fields = {each.name: getattr(view, each.name) for each in dataclasses.fields(view)}
-    return [type(view).__module__, type(view).__qualname__, fields]
-
-
-def _restore_view(described: Any) -> View | None:
-    if described is None:
-        return None
-    module, name, fields = described
-    kind = importlib.import_module(module)
-    for part in name.split("."):
-        kind = getattr(kind, part)
-    view: View = kind(**{key: _tuples(value) for key, value in fields.items()})  # type: ignore[operator]
-    return view
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _concatenate(arrays: list[Array]) -> Array:

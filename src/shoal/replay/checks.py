@@ -9,9 +9,9 @@ import numpy as np
 
 from .chunks import Store, Streams
 from .messages import Array, Block, Items
+from .numbers import LONGEST_ITEM, check_priorities
 from .tables import RunningTable
 
-LONGEST_ITEM = np.iinfo(np.int16).max  # rows: what a table's arrays have room for
 Arrays = list[tuple[str, tuple[int, ...], np.dtype[Any]]]  # what columns look like
 
 
@@ -144,12 +144,6 @@ def check_items(
         or (largest(spans.history) >= shortest and (spans.history >= spans.length).any())
     ):
         raise ValueError(f"an item for table {name!r} lies outside of the rows that its writer has sent")
-
-
-def check_priorities(table: str, priorities: Array) -> None:
-    if len(priorities) and not (np.minimum.reduce(priorities) >= 0 and np.maximum.reduce(priorities) < np.inf):
-        bad = priorities[~((priorities >= 0) & (priorities < np.inf))][0]
-        raise ValueError(f"table {table!r} was given the priority {bad}; priorities are finite and not negative")
 
 
 def check_signature(block: Block, table: str, signature: Mapping[str, tuple[tuple[int, ...], str]]) -> None:

@@ -1,7 +1,9 @@
 """Operations on the columns of a sample, declared once with the table and applied to every batch in order.
 
 An axis counts the item's own axes, whatever the layout of the batch: 0 is time for a column that has time, the others
-are the row's. Reductions over time leave out padding. `into` names the result; by default it replaces the column.
+are the row's. Reductions over time leave out padding and the bootstrap row, which a sequence or rollout has behind its
+transitions for its observation only; `bootstrap=True` takes it in. `into` names the result; by default it replaces the
+column.
 
     Table("replay", 1000, operations=(columns.mean("reward", into="mean_reward"), columns.transpose("image", (2, 0,
     1))))
@@ -16,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .messages import Array, Layout
+from .numbers import check_number
 
 
 @dataclass
@@ -25,6 +28,7 @@ class Batch:
     data: dict[str, Array]
     layout: Layout
     timed: set[str]  # columns that have a time axis
+    bootstrap: bool = False  # whether each item's last row is there for its observation only
 
     def get(self, name: str) -> Array:
         if name not in self.data:
@@ -48,13 +52,26 @@ class Batch:
         if timed:
             self.timed.add(name)
 
-    def without_padding(self, name: str, axis: int, neutral: Any) -> Array:
-        """The column with `neutral` on padded rows when the axis is time."""
-        values = self.get(name)
+    def counted(self, name: str, axis: int, bootstrap: bool) -> Array | None:
+        """Bool, with the column's two leading axes: which entries a reduction takes; None: all."""
+        if not self.is_time(name, axis):
+            return None
         mask = self.data.get("mask")
-        if mask is None or not self.is_time(name, axis):
+        if bootstrap or not self.bootstrap:
+            return mask
+        along = 0 if self.layout == "time" else 1
+        values = self.get(name)
+        rows = np.arange(values.shape[along]).reshape((-1, 1) if along == 0 else (1, -1))
+        length = values.shape[along] if mask is None else mask.sum(along, keepdims=True)
+        return np.broadcast_to(rows < length - 1, values.shape[:2])
+
+    def without(self, name: str, counted: Array | None, neutral: Any) -> Array:
+        """The column with `neutral` where it is not counted."""
+        values = self.get(name)
+        if counted is None:
             return values
-        return np.where(mask.reshape(mask.shape + (1,) * (values.ndim - 2)), values, np.asarray(neutral, values.dtype))
+        where = counted.reshape(counted.shape + (1,) * (values.ndim - 2))
+        return np.where(where, values, np.asarray(neutral, values.dtype))
 
 
 class Operation(Protocol):
@@ -135,11 +152,13 @@ class _Reduce:
     neutral: Any
     axis: int
     into: str
+    bootstrap: bool
     keeps_axis: bool = False
 
     def apply(self, batch: Batch) -> None:
         axis = batch.axis(self.column, self.axis)
-        values = batch.without_padding(self.column, self.axis, self._neutral(batch.get(self.column).dtype))
+        counted = batch.counted(self.column, self.axis, self.bootstrap)
+        values = batch.without(self.column, counted, self._neutral(batch.get(self.column).dtype))
         timed = self.column in batch.timed and (self.keeps_axis or not batch.is_time(self.column, self.axis))
         batch.put(self.into, self.function(values, axis=axis), timed=timed)
 
@@ -154,21 +173,21 @@ class _Reduce:
         return self.neutral
 
 
-def product(column: str, *, axis: int = 0, into: str | None = None) -> Operation:
-    return _Reduce(column, np.prod, 1, axis, into or column)
+def product(column: str, *, axis: int = 0, into: str | None = None, bootstrap: bool = False) -> Operation:
+    return _Reduce(column, np.prod, 1, axis, into or column, bootstrap)
 
 
-def cumulative_product(column: str, *, axis: int = 0, into: str | None = None) -> Operation:
+def cumulative_product(column: str, *, axis: int = 0, into: str | None = None, bootstrap: bool = False) -> Operation:
     """The product of everything up to and with each entry."""
-    return _Reduce(column, np.cumprod, 1, axis, into or column, keeps_axis=True)
+    return _Reduce(column, np.cumprod, 1, axis, into or column, bootstrap, keeps_axis=True)
 
 
-def minimum(column: str, *, axis: int = 0, into: str | None = None) -> Operation:
-    return _Reduce(column, np.min, "highest", axis, into or column)
+def minimum(column: str, *, axis: int = 0, into: str | None = None, bootstrap: bool = False) -> Operation:
+    return _Reduce(column, np.min, "highest", axis, into or column, bootstrap)
 
 
-def maximum(column: str, *, axis: int = 0, into: str | None = None) -> Operation:
-    return _Reduce(column, np.max, "lowest", axis, into or column)
+def maximum(column: str, *, axis: int = 0, into: str | None = None, bootstrap: bool = False) -> Operation:
+    return _Reduce(column, np.max, "lowest", axis, into or column, bootstrap)
 
 
 @dataclass(frozen=True)
@@ -179,16 +198,17 @@ class _Sum:
     discount: float | None
     axis: int
     into: str
+    bootstrap: bool
 
     def apply(self, batch: Batch) -> None:
         axis = batch.axis(self.column, self.axis)
-        values = batch.without_padding(self.column, self.axis, 0)
+        counted = batch.counted(self.column, self.axis, self.bootstrap)
+        values = batch.without(self.column, counted, 0)
         kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
         if self.discount is None:
-            mask = batch.data.get("mask")
             count: Any = values.shape[axis]
-            if mask is not None and batch.is_time(self.column, self.axis):
-                count = mask.sum(axis).reshape(-1, *(1,) * (values.ndim - 2))
+            if counted is not None:
+                count = np.maximum(1, counted.sum(axis)).reshape(-1, *(1,) * (values.ndim - 2))
             result = values.sum(axis, dtype=np.float64) / count
         else:
             weights = self.discount ** np.arange(values.shape[axis])
@@ -197,10 +217,12 @@ class _Sum:
         batch.put(self.into, result.astype(kind), timed=timed)
 
 
-def mean(column: str, *, axis: int = 0, into: str | None = None) -> Operation:
-    return _Sum(column, None, axis, into or column)
+def mean(column: str, *, axis: int = 0, into: str | None = None, bootstrap: bool = False) -> Operation:
+    return _Sum(column, None, axis, into or column, bootstrap)
 
 
-def discounted_sum(column: str, discount: float, *, axis: int = 0, into: str | None = None) -> Operation:
+def discounted_sum(
+    column: str, discount: float, *, axis: int = 0, into: str | None = None, bootstrap: bool = False
+) -> Operation:
     """The sum of entries times discount**0, discount**1, … along an axis."""
-    return _Sum(column, discount, axis, into or column)
+    return _Sum(column, check_number("discount", discount, 0.0), axis, into or column, bootstrap)

@@ -9,7 +9,10 @@ import numpy as np
 
 from .columns import Operation
 from .limiters import LimiterDescription, MinSize, Queue, Quota, Stack
+from .numbers import check_whole
 from .selectors import Fifo, Lifo, Selector, Uniform
+
+_MOST_ITEMS = 2**31 - 2  # slots are 32-bit numbers
 
 Signature = Mapping[str, tuple[tuple[int, ...], str]]  # column: (shape of one row, dtype)
 
@@ -36,13 +39,11 @@ class Table:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a table needs a name")
-        if self.capacity < 1:
-            raise ValueError(f"table {self.name!r} has capacity {self.capacity}; it needs room for at least 1 item")
-        if self.max_times_sampled < 0:
-            raise ValueError(
-                f"table {self.name!r} has max_times_sampled={self.max_times_sampled}; 0 means without limit"
-            )
-        if not 0 <= float(self.soft_capacity) < 100:
+        if not isinstance(self.name, str) or "|" in self.name:
+            raise ValueError(f"a table's name is text without '|', not {self.name!r}")
+        check_whole(f"capacity of table {self.name!r}", self.capacity, 1, _MOST_ITEMS)
+        check_whole(f"max_times_sampled of table {self.name!r} (0: without limit)", self.max_times_sampled, 0)
+        if not 0 <= float(self.soft_capacity) < 100 or self.slots > _MOST_ITEMS:
             raise ValueError(f"table {self.name!r} has soft_capacity={self.soft_capacity}; give a fraction such as 0.1")
         if isinstance(self.limiter, Queue | Quota) and self.max_times_sampled == 0:
             raise ValueError(f"table {self.name!r} has a {type(self.limiter).__name__}; set max_times_sampled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import zlib
@@ -15,8 +16,10 @@ import numpy as np
 
 from .errors import BadCheckpoint
 from .messages import Array
+from .numbers import check_whole
 
-_MAGIC = b"shoal replay 1\n"
+_MAGIC = b"shoal replay 2\n"
+MOST_COMPRESSED = 256  # bytes that a compressed byte can become: what claims more is not believed
 
 
 def pack(array: Array) -> bytes:
@@ -26,7 +29,9 @@ def pack(array: Array) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
+    if size > MOST_COMPRESSED * len(packed) + 1024:
+        raise BadCheckpoint(f"{len(packed):,} bytes cannot be {size:,} compressed")
     try:
         raw = lz4.block.decompress(packed, uncompressed_size=size)
     except (lz4.block.LZ4BlockError, ValueError) as error:
@@ -58,22 +63,53 @@ def write_whole(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Arra
 
 def read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """Header and arrays of a file by `write_whole`, or BadCheckpoint."""
+    data, head, offset = _read(path)
+    arrays = {}
+    try:
+        for name, kind, shape, length in head["arrays"]:
+            if type(length) is not int or length < 0 or type(name) is not str:
+                raise ValueError("an array has no name or no size")
+            packed = data[offset : offset + length]
+            sizes = tuple(check_whole("shape of an array", size, 0, 1 << 40) for size in shape)
+            arrays[name] = unpack(packed, sizes, _dtype(kind))
+            offset += length
+        header = head["header"]
+        if not isinstance(header, dict):
+            raise ValueError("there is no header")
+    except BadCheckpoint:
+        raise
+    except (AttributeError, ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise BadCheckpoint(f"{path} does not hold together: {' '.join(str(error).split())}") from None
+    return header, arrays
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header alone."""
+    header = _read(path)[1].get("header")
+    if not isinstance(header, dict):
+        raise BadCheckpoint(f"{path} has no header")
+    return header
+
+
+def _read(path: Path) -> tuple[memoryview, dict[str, Any], int]:
+    """A file's bytes, what its head says, and where its arrays begin."""
     try:
         data = memoryview(path.read_bytes())
     except OSError as error:
         raise BadCheckpoint(f"there is no replay checkpoint at {path.parent}: {error.strerror}") from None
     start = len(_MAGIC) + 8
     if len(data) < start + 4 or data[: len(_MAGIC)] != _MAGIC:
-        raise BadCheckpoint(f"{path} is not a replay checkpoint, or cut short")
+        raise BadCheckpoint(f"{path} is not a replay checkpoint of this version, or cut short")
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
         raise BadCheckpoint(f"{path} is damaged: its checksum does not fit its contents")
     size = struct.unpack("<Q", data[len(_MAGIC) : start])[0]
-    head = json.loads(bytes(data[start : start + size]))
-    arrays, offset = {}, start + size
-    for name, kind, shape, length in head["arrays"]:
-        arrays[name] = unpack(data[offset : offset + length], tuple(shape), _dtype(kind))
-        offset += length
-    return head["header"], arrays
+    try:
+        head = json.loads(bytes(data[start : start + size]))
+    except (ValueError, RecursionError):
+        raise BadCheckpoint(f"{path} is damaged: its head cannot be read") from None
+    if not isinstance(head, dict):
+        raise BadCheckpoint(f"{path} is damaged: its head is not a dict")
+    return data, head, start + size
 
 
 def _dtype(description: Any) -> np.dtype[Any]:
@@ -83,6 +119,8 @@ def _dtype(description: Any) -> np.dtype[Any]:
     else:
         description = [tuple(field) for field in description]
     dtype: np.dtype[Any] = np.dtype(description)
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"an array has the dtype {dtype}")
     return dtype
 
 

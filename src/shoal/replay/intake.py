@@ -14,6 +14,8 @@ from .memory import Memory
 from .messages import Array, Block, version_row
 from .tables import RunningTable
 
+_LIVES = 16  # of a writer that are known to have ended
+
 
 @dataclass
 class Arriving:
@@ -48,7 +50,7 @@ class KnownWriter:
     """What the service knows of a writer."""
 
     name: str
-    life: int
+    life: str
     sequence: int = -1  # of its newest block
     streams: Streams | None = None
     arrays: Arrays = field(default_factory=list)  # what the columns of its newest block look like
@@ -61,7 +63,7 @@ class KnownWriter:
     def has_received(self, block: Block) -> bool:
         """Whether the block was taken in before, wholly."""
         if block.life != self.life:
-            return block.life < self.life
+            return True  # a late one: its writer's life has ended
         return block.sequence < self.sequence or (block.sequence == self.sequence and not self.arriving)
 
 
@@ -70,15 +72,18 @@ class Intake:
 
     def __init__(self, tables: Mapping[str, RunningTable], memory: Memory, chunk_length: int | None) -> None:
         self.writers: dict[str, KnownWriter] = {}
+        self.ended: dict[str, list[str]] = {}  # lives of writers that a newer one has ended, of each the last few
         self.stores: dict[Schema, Store] = {}
         self._tables = tables
         self._memory = memory
         self._chunk_length = chunk_length
 
     def writer(self, block: Block) -> KnownWriter:
-        """The block's writer; a new life of one ends the life before."""
+        """The block's writer; a new life of one ends the life before, of which nothing is taken in any more."""
         writer = self.writers.get(block.writer)
-        if writer is None or block.life > writer.life:
+        if writer is None or (block.life != writer.life and block.life not in self.ended.get(block.writer, ())):
+            if writer is not None:
+                self.ended[block.writer] = [*self.ended.get(block.writer, ()), writer.life][-_LIVES:]
             self.forget(block.writer)
             writer = self.writers[block.writer] = KnownWriter(block.writer, block.life)
         return writer
@@ -89,8 +94,17 @@ class Intake:
             writer.gone = True
             self.let_go(writer)
 
-    def restart(self, stores: Iterable[Store], writers: Mapping[str, tuple[int, int]]) -> None:
+    def drop(self, block: Block) -> None:
+        """Count the items of a block that was received before, or is of a life that has ended."""
+        for name, items in block.items.items():
+            if name in self._tables:
+                self._tables[name].repeated += len(items.spans)
+
+    def restart(
+        self, stores: Iterable[Store], writers: Mapping[str, tuple[str, int]], ended: Mapping[str, list[str]]
+    ) -> None:
         """Go on from a checkpoint: with its stores, and knowing which blocks of which writers are in it."""
+        self.ended = {name: list(lives) for name, lives in ended.items()}
         for name in list(self.writers):
             self.forget(name)
         self.stores = {store.schema: store for store in stores}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .messages import Array
+from .numbers import check_number, check_whole
 
 
 @dataclass
@@ -41,8 +42,7 @@ class MinSize:
     refuses = False
 
     def __post_init__(self) -> None:
-        if self.items < 1:
-            raise ValueError(f"MinSize(items={self.items}) needs at least 1 item")
+        check_whole("items of MinSize", self.items, 1)
 
     def start(self) -> Limiter:
         return self
@@ -74,8 +74,9 @@ class SamplesPerInsert:
     refuses = False
 
     def __post_init__(self) -> None:
-        if not (0 < self.ratio < math.inf and self.min_size >= 1):
-            raise ValueError(f"{self} needs a ratio above 0 and a min_size of at least 1")
+        check_number("ratio of SamplesPerInsert", self.ratio, 1e-9, 1e9)
+        check_whole("min_size of SamplesPerInsert", self.min_size, 1)
+        check_number("error_buffer of SamplesPerInsert", self.error_buffer, 1.0, 1e15)
         if not self.error_buffer >= max(1.0, self.ratio):
             raise ValueError(
                 f"{self} needs an error_buffer of at least max(1, ratio), or both sides would wait for ever"
@@ -117,8 +118,7 @@ class Queue:
     refuses = False
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"{type(self).__name__}(size={self.size}) needs room for at least 1 item")
+        check_whole(f"size of {type(self).__name__}", self.size, 1)
 
     def start(self) -> Limiter:
         return self
@@ -152,8 +152,7 @@ class Quota:
     items: int
 
     def __post_init__(self) -> None:
-        if self.items < 1:
-            raise ValueError(f"Quota(items={self.items}) needs at least 1 item")
+        check_whole("items of Quota", self.items, 1)
 
     def start(self) -> Limiter:
         return Round(self.items)
@@ -205,6 +204,10 @@ class Round:
         return {"version": self.version, "admitted": self.admitted, "writers": sorted(self.writers)}
 
     def restore(self, saved: dict[str, Any]) -> None:
+        version, admitted, writers = saved["version"], saved["admitted"], saved["writers"]
+        if not (version is None or type(version) is int) or not all(type(name) is str for name in writers):
+            raise ValueError("the round of a quota has a version or writers that are none")
+        check_whole("items of a round", admitted, 0, self.items)
         self.version, self.admitted, self.writers = saved["version"], saved["admitted"], set(saved["writers"])
 
 

@@ -71,7 +71,7 @@ class Block:
     """One call of a writer: rows of all its environments and the items that they complete."""
 
     writer: str
-    life: int  # rises when a writer of the same name starts again
+    life: str  # another one whenever a writer of the same name starts again; never a clock
     sequence: int  # rises by one per call; a repeat is dropped
     first_row: int  # number of the block's first row in the writer's streams
     window: int  # the longest item of this writer, in rows

@@ -16,6 +16,7 @@ import numpy as np
 
 from .frames import Padding
 from .messages import Array, Spans
+from .numbers import LONGEST_ITEM, check_whole
 from .views import Transition, View, Whole
 
 EpisodeEnd = Literal["pad", "shift", "drop"]
@@ -123,7 +124,7 @@ def rollout(length: int, *, stack: Mapping[str, int] | None = None, padding: Pad
     that become frame stacks, and of how many frames.
     """
     _at_least(1, length=length)
-    return _Rollout(length, Whole(length + 1, stack=_stacks(stack), padding=padding))
+    return _Rollout(length, Whole(length + 1, stack=_stacks(stack), padding=padding, bootstrap=True))
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,6 @@ def n_step(
     clipped to ± `reward_clip`.
     """
     _at_least(1, n=n)
-    if not 0.0 <= discount <= 1.0:
-        raise ValueError(f"discount={discount} must be between 0 and 1")
     return _NStep(n, Transition(n, discount, tuple(following), _stacks(stack), padding, reward_clip))
 
 
@@ -230,7 +229,7 @@ def sequence(
         )
     if end not in ("pad", "shift", "drop"):
         raise ValueError(f"end={end!r} is none of 'pad', 'shift' and 'drop'")
-    view = Whole(burn_in + length + 1, masked=end != "drop", stack=_stacks(stack), padding=padding)
+    view = Whole(burn_in + length + 1, masked=end != "drop", stack=_stacks(stack), padding=padding, bootstrap=True)
     return _Sequence(period, burn_in, end, view)
 
 
@@ -272,5 +271,4 @@ def _history(stack: Stacks) -> int:
 
 def _at_least(least: int, **values: int) -> None:
     for name, value in values.items():
-        if value < least:
-            raise ValueError(f"{name}={value} must be {least} or more")
+        check_whole(name, value, least, LONGEST_ITEM - 1)

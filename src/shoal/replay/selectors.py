@@ -15,7 +15,10 @@ import numpy as np
 
 from .arrays import distinct
 from .messages import Array
+from .numbers import check_number
 from .sumtree import SumTree
+
+_LARGEST_EXPONENT = 8.0  # beyond any use; the largest priority to this power, times all items, is still finite
 
 
 class RunningSelector(ABC):
@@ -64,13 +67,16 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Prioritized:
-    """With probability priority**exponent / sum; uniformly when every priority is zero."""
+    """With probability priority**exponent / sum; uniformly when every priority is zero.
+
+    An item of priority zero is never drawn while others are above it, but for an exponent of 0: it waits for a new
+    priority, or to be removed. A law that should draw everything again some time adds a floor.
+    """
 
     exponent: float = 0.6
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.exponent < np.inf:
-            raise ValueError(f"Prioritized(exponent={self.exponent}) needs an exponent of 0 or more")
+        check_number("exponent of Prioritized", self.exponent, 0.0, _LARGEST_EXPONENT)
 
     def start(self, keys: Array, priorities: Array) -> Drawn:
         return _Weighted(self.exponent, keys, priorities)

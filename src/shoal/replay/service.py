@@ -16,7 +16,6 @@ import numpy as np
 
 from .. import sync
 from . import checkpoint
-from .checks import check_priorities
 from .chunks import Store, write
 from .columns import Batch
 from .description import Table
@@ -25,6 +24,7 @@ from .extensions import Extension
 from .intake import Intake, KnownWriter
 from .memory import Memory
 from .messages import Array, Block, Inserted, Layout, Mass, Sample
+from .numbers import LONGEST_CHUNK, check_keys, check_priorities, check_timeout, check_whole
 from .statistics import describe, waiting
 from .tables import RunningTable
 from .views import StoredRows
@@ -54,8 +54,9 @@ class Replay:
         names = [table.name for table in tables]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a replay service needs one or more tables with different names, not {names}")
-        if chunk_length is not None and not 1 <= chunk_length <= 1 << 14:
-            raise ValueError(f"chunk_length={chunk_length} must be between 1 and {1 << 14:,} rows")
+        if chunk_length is not None:
+            check_whole("chunk_length", chunk_length, 1, LONGEST_CHUNK)
+        check_whole("seed", seed, 0, 2**128)
         seeds = np.random.SeedSequence(seed).spawn(len(names))
         hooks = tuple(extensions)
         self._tables = {
@@ -76,6 +77,7 @@ class Replay:
 
         After a timeout the rows and the items so far are in; the same block sent again continues with the rest.
         """
+        timeout = check_timeout(timeout)
         with self._changed:
             self._check_open(block.items)
             writer = self._intake.writer(block)
@@ -84,6 +86,7 @@ class Replay:
                 self._wait(lambda: not self._intake.writer(block).busy, timeout, lambda: who, block.items)
                 writer = self._intake.writer(block)
             if writer.has_received(block):
+                self._intake.drop(block)
                 return Inserted({}, {}, repeated=True)
             new = block.sequence > writer.sequence
             if new:
@@ -152,6 +155,8 @@ class Replay:
         running = self._table(table)
         least = batch if minimum is None else minimum
         running.check_sample(batch, least, layout)
+        timeout = check_timeout(timeout)
+        batch = int(min(batch, running.largest_sample))
         with self._changed:
             self._check_open([table])
             if running.sampleable(batch) < least:
@@ -190,7 +195,7 @@ class Replay:
             windows=windows,
         )
         if running.description.operations:
-            work = Batch(dict(sample.data), layout, set(timed))
+            work = Batch(dict(sample.data), layout, set(timed), bool(getattr(view, "bootstrap", False)))
             for operation in running.description.operations:
                 operation.apply(work)
             sample = sample.with_data(work.data, frozenset(work.timed))
@@ -201,8 +206,8 @@ class Replay:
     def update_priorities(self, table: str, keys: Array, priorities: Array) -> int:
         """Set priorities by key; how many items were still there. The others are counted as stale and left alone."""
         self._table(table)
-        keys, priorities = np.asarray(keys, np.int64), np.asarray(priorities, np.float64)
-        if keys.ndim != 1 or keys.shape != priorities.shape:
+        keys, priorities = check_keys(table, keys), np.asarray(priorities, np.float64)
+        if keys.shape != priorities.shape:
             raise ValueError(
                 f"table {table!r} was given keys of shape {keys.shape} and priorities of {priorities.shape}"
             )
@@ -219,11 +224,12 @@ class Replay:
         With `wait`, up to so many seconds until the limiter lets somebody sample.
         """
         self._table(table)
+        seconds = check_timeout(wait)
         with self._changed:
             self._check_open([table])
-            if wait > 0.0:
+            if wait is None or wait > 0.0:
                 why = f"a reader waits for items of table {table!r}"
-                self._wait_until(lambda: self._tables[table].sampleable(1) > 0, wait, why, [table])
+                self._wait_until(lambda: self._tables[table].sampleable(1) > 0, seconds, why, [table])
             running = self._tables[table]
             return Mass(running.size, running.mass(), running.largest_sample, running.independent)
 
@@ -233,7 +239,7 @@ class Replay:
         with self._changed:
             self._check_open([table])
             running = self._tables[table]
-            slots = running.find(np.unique(np.asarray(keys, np.int64)))
+            slots = running.find(np.unique(check_keys(table, keys)))
             slots = slots[slots >= 0]
             running.delete(slots)
             self._notify()
@@ -254,13 +260,17 @@ class Replay:
         with self._changed:
             return {name: describe(table) for name, table in self._tables.items()}
 
-    def save(self, path: str | os.PathLike[str]) -> dict[str, float]:
+    def save(
+        self, path: str | os.PathLike[str], *, tag: str | None = None, keep: Collection[str] = ()
+    ) -> dict[str, float]:
         """Save all tables to a directory, which holds the last complete save at any moment.
 
         Others go on meanwhile, but for the pause that is returned with the time and the bytes written. Saving to the
-        same directory again writes only rows that are new.
+        same directory again writes only rows that are new. Saves of different `tag` share their rows; those of the
+        tags in `keep` stay, and all others are removed once this one is complete.
         """
-        place = Path(path).absolute()
+        place, name = Path(path).absolute(), checkpoint.manifest_name(tag)
+        kept = [checkpoint.manifest_name(other) for other in keep]
         with self._saving:
             began = sync.monotonic()
             with self._changed:
@@ -272,22 +282,24 @@ class Replay:
                 pause = sync.monotonic() - paused
             try:
                 before = self._saved.get(place, checkpoint.Saved())
-                self._saved[place], written = checkpoint.save(place, snapshot, before)
+                self._saved[place], written = checkpoint.save(place, snapshot, before, name, kept)
             finally:
                 with self._changed:
                     for store, ticket in zip(snapshot.stores, snapshot.tickets):
                         store.end_reading(ticket)
             return {"seconds": sync.monotonic() - began, "pause_seconds": pause, "bytes": written}
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace all tables by those of a checkpoint once it is verified; BadCheckpoint leaves all as it is."""
-        place = Path(path).absolute()
+    def load(self, path: str | os.PathLike[str], *, tag: str | None = None) -> None:
+        """Replace all tables by those of a checkpoint once it is verified; BadCheckpoint leaves all as it is.
+
+        Nothing in a checkpoint is ever executed: it may only name views that are known (`register_view`).
+        """
+        place, name = Path(path).absolute(), checkpoint.manifest_name(tag)
         with self._saving:
-            loaded = checkpoint.load(place, self._memory)
-            tables = checkpoint.restore_tables(loaded, self._tables)
+            loaded, tables = checkpoint.load(place, self._memory, self._tables, name)
             with self._changed:
                 self._tables.update(tables)
-                self._intake.restart(loaded.stores, loaded.header["writers"])
+                self._intake.restart(loaded.stores, loaded.header["writers"], loaded.header["ended"])
                 self._saved = {place: loaded.saved}
                 self._changed.notify_all()
 

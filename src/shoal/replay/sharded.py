@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from .. import sync
 from .errors import ReplayClosed, ReplayTimeout
 from .messages import Array, Block, Inserted, Layout, Mass, Sample
+from .numbers import check_keys, check_priorities, check_timeout, check_whole
 
 _PATIENCE = 0.2  # seconds of waiting on one shard while another may have what is asked for
 
@@ -82,8 +83,10 @@ class ShardedReplay:
         minimum: int | None = None,
     ) -> Sample:
         """As `Replay.sample`, over all shards; where items are read once or in order, each batch is of one shard."""
+        timeout = check_timeout(timeout)
         deadline = None if timeout is None else sync.monotonic() + timeout
-        least = batch if minimum is None else minimum
+        check_whole(f"batch of a sample of table {table!r}", batch, 1)
+        least = check_whole(f"minimum of a sample of table {table!r}", batch if minimum is None else minimum, 1, batch)
         while True:
             masses: dict[int, Mass] = self._ask("mass", dict.fromkeys(self._living(), (table,)))
             if not masses:
@@ -168,7 +171,12 @@ class ShardedReplay:
 
     def update_priorities(self, table: str, keys: Array, priorities: Array) -> int:
         """As `Replay.update_priorities`; items of a dead shard count as gone."""
-        keys, priorities = np.asarray(keys, np.int64), np.asarray(priorities, np.float64)
+        keys, priorities = check_keys(table, keys), np.asarray(priorities, np.float64)
+        if keys.shape != priorities.shape:
+            raise ValueError(
+                f"table {table!r} was given keys of shape {keys.shape} and priorities of {priorities.shape}"
+            )
+        check_priorities(table, priorities)
         shard = keys % len(self._shards)
         calls = {}
         for index in self._living():
@@ -178,7 +186,7 @@ class ShardedReplay:
         return sum(self._ask("update_priorities", calls).values())
 
     def delete(self, table: str, keys: Array) -> int:
-        keys = np.asarray(keys, np.int64)
+        keys = check_keys(table, keys)
         shard = keys % len(self._shards)
         calls = {index: (table, keys[shard == index] // len(self._shards)) for index in self._living()}
         return sum(self._ask("delete", calls).values())
@@ -197,18 +205,25 @@ class ShardedReplay:
             merged[table] = numbers | {"shards": len(parts), "dead_shards": len(self._shards) - len(parts)}
         return merged
 
-    def save(self, path: str | os.PathLike[str]) -> dict[str, float]:
+    def save(
+        self, path: str | os.PathLike[str], *, tag: str | None = None, keep: Collection[str] = ()
+    ) -> dict[str, float]:
         """Every living shard into a directory of its own; each is complete by itself."""
-        places = {index: (str(Path(path) / f"shard-{index:03d}"),) for index in self._living()}
-        results = list(self._ask("save", places).values())
+        places = self._places(path)
+        named = {index: {"tag": tag, "keep": list(keep)} for index in places}
+        results = list(self._ask("save", places, named).values())
         return {
             "seconds": max(result["seconds"] for result in results),
             "pause_seconds": max(result["pause_seconds"] for result in results),
             "bytes": sum(result["bytes"] for result in results),
         }
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        self._ask("load", {index: (str(Path(path) / f"shard-{index:03d}"),) for index in self._living()})
+    def load(self, path: str | os.PathLike[str], *, tag: str | None = None) -> None:
+        places = self._places(path)
+        self._ask("load", places, {index: {"tag": tag} for index in places})
+
+    def _places(self, path: str | os.PathLike[str]) -> dict[int, tuple[Any, ...]]:
+        return {index: (str(Path(path) / f"shard-{index:03d}"),) for index in self._living()}
 
     def close(self) -> None:
         self._ask("close", dict.fromkeys(self._living(), ()))

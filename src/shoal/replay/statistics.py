@@ -90,6 +90,7 @@ def describe(table: RunningTable) -> dict[str, Any]:
         "samples": counts.samples,
         "deletes": table.deletes,
         "refused": table.refused,
+        "repeated": table.repeated,
         "stale_updates": table.stale_updates,
         "inserts_per_second": inserts_rate,
         "samples_per_second": samples_rate,

@@ -12,6 +12,7 @@ import numpy as np
 from .messages import Array
 
 _TOP = 4096
+_TRIES = 64
 
 
 class SumTree:
@@ -62,9 +63,16 @@ class SumTree:
         drawn = np.empty(count, np.int64)
         drawn[order] = self._descend(uniform[order])
         weights = self.leaves.take(drawn)
-        if not weights.all():  # rounding at the edge of a node's range
-            again = np.flatnonzero(weights == 0.0)
-            drawn[again], weights[again] = self.draw(len(again), generator)
+        for _ in range(_TRIES):
+            if weights.all():
+                break
+            again = np.flatnonzero(weights == 0.0)  # rounding at the edge of a node's range
+            drawn[again] = self._descend(generator.random(len(again)))
+            weights = self.leaves.take(drawn)
+        else:  # weights so small that products with them are all rounding
+            positive, again = np.flatnonzero(self.leaves), np.flatnonzero(weights == 0.0)
+            drawn[again] = generator.choice(positive, len(again))
+            weights = self.leaves.take(drawn)
         return drawn, weights
 
     def _descend(self, uniform: Array) -> Array:

@@ -15,6 +15,7 @@ from .errors import BadCheckpoint
 from .extensions import Extension
 from .limiters import Counts, Round
 from .messages import Array
+from .numbers import check_whole
 from .selectors import Drawn, Ranked
 from .statistics import Statistics
 from .views import View
@@ -65,11 +66,12 @@ class RunningTable:
         self._extensions = extensions
         self.deletes = 0
         self.refused = 0  # items that a quota turned away or whose rows were lost
+        self.repeated = 0  # items that came again, or from a life of their writer that has ended
         self.stale_updates = 0  # priorities for items that were gone
         self.uses_left = 0  # samples that remain before max_times_sampled removes everything
         times = max(1, table.max_times_sampled)
         self.largest_sample = min(table.capacity * times, self.limiter.largest_sample(table.capacity, times))
-        self._bits = max(1, (slots - 1).bit_length())
+        self.bits = max(1, (slots - 1).bit_length())
         self._fresh = 0  # slots from here on were never used
         self._free = np.empty(slots, np.int32)
         self._free_count = 0
@@ -101,7 +103,7 @@ class RunningTable:
         part = slice(0, self._fresh, max(1, -(-self._fresh // most)))
         keys, times = self.key[part], self.times_sampled[part]
         there = keys != EMPTY
-        return (keys[there] >> self._bits) - 1, times[there]
+        return (keys[there] >> self.bits) - 1, times[there]
 
     def live(self) -> Array:
         """Occupied slots."""
@@ -126,6 +128,7 @@ class RunningTable:
             "samples": self.counts.samples,
             "deletes": self.deletes,
             "refused": self.refused,
+            "repeated": self.repeated,
             "stale_updates": self.stale_updates,
             "random": self.generator.bit_generator.state,
             "round": self.limiter.dump() if isinstance(self.limiter, Round) else None,
@@ -135,23 +138,26 @@ class RunningTable:
         """The same table, empty."""
         return RunningTable(self.description, np.random.default_rng(), self._extensions)
 
-    def restore(
-        self, numbers: dict[str, Any], arrays: dict[str, Array], store: Store | None, view: View | None
-    ) -> None:
-        """Fill an empty table with what was saved."""
+    def check_description(self, numbers: dict[str, Any]) -> None:
+        """Raise BadCheckpoint unless the table that was saved had this one's size."""
         for what in ("capacity", "slots"):
             if numbers[what] != getattr(self.description, what):
                 raise BadCheckpoint(
-                    f"table {self.description.name!r} was saved with {what} {numbers[what]:,} and has now "
-                    f"{getattr(self.description, what):,}; make the table as it was to load it"
+                    f"table {self.description.name!r} was saved with {what} {numbers[what]!r} and has now "
+                    f"{getattr(self.description, what)}; make the table as it was to load it"
                 )
+
+    def restore(
+        self, numbers: dict[str, Any], arrays: dict[str, Array], store: Store | None, view: View | None
+    ) -> None:
+        """Fill an empty table with what was saved and checked."""
         self._fresh = len(arrays["items"])
         self._words[: self._fresh] = arrays["items"].view(np.int64).reshape(self._fresh, self._words.shape[1])
         self._free_count = len(arrays["free"])
         self._free[: self._free_count] = arrays["free"]
         self.counts.inserts, self.counts.samples = numbers["inserts"], numbers["samples"]
         self.deletes, self.refused = numbers["deletes"], numbers["refused"]
-        self.stale_updates = numbers["stale_updates"]
+        self.stale_updates, self.repeated = numbers["stale_updates"], numbers["repeated"]
         self.generator.bit_generator.state = numbers["random"]
         if isinstance(self.limiter, Round) and numbers["round"] is not None:
             self.limiter.restore(numbers["round"])
@@ -193,7 +199,7 @@ class RunningTable:
             self.shrink(self.description.capacity - count)
         slots = self._take_slots(count)
         number = self.counts.inserts + 1  # a key is never 0
-        keys = np.arange(number << self._bits, (number + count) << self._bits, 1 << self._bits)
+        keys = np.arange(number << self.bits, (number + count) << self.bits, 1 << self.bits)
         keys += slots
         place = as_slice(slots)
         items = self.items[place] if isinstance(place, slice) else np.empty(count, ITEM)
@@ -270,7 +276,9 @@ class RunningTable:
         name, capacity = self.description.name, self.description.capacity
         if layout not in ("time", "batch"):
             raise ValueError(f"layout={layout!r} is neither 'time' nor 'batch'")
-        if not 1 <= least <= batch:
+        check_whole(f"batch of a sample of table {name!r}", batch, 1)
+        check_whole(f"minimum of a sample of table {name!r}", least, 1)
+        if least > batch:
             raise ValueError(f"a sample of table {name!r} needs 1 <= minimum <= batch, not {least} and {batch}")
         if least > self.largest_sample:
             raise ValueError(
@@ -325,7 +333,7 @@ class RunningTable:
 
     def find(self, keys: Array) -> Array:
         """Slots of these keys, -1 where the item is gone."""
-        slots = keys & ((1 << self._bits) - 1)
+        slots = keys & ((1 << self.bits) - 1)
         there = (keys > EMPTY) & (self.key[np.minimum(slots, len(self.key) - 1)] == keys)
         return np.where(there, slots, -1)
 

@@ -7,7 +7,7 @@ dataclass with the two members of `View`, importable where the service runs.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +16,10 @@ from .. import buffers
 from .chunks import Store
 from .frames import Padding, stack_positions
 from .messages import Array, Layout, Window
+from .numbers import LONGEST_ITEM, check_number, check_whole
 
 _ZERO = np.float32(0.0)
+_MOST_FRAMES = 1024  # in a stack
 
 Gathered = tuple[dict[str, Array], dict[str, Window]]  # contiguous arrays, and columns that are slices of them
 
@@ -98,13 +100,19 @@ class StoredRows:
 class Whole:
     """All rows of an item, [rows, batch, ...] or [batch, rows, ...].
 
-    With `masked`, items may be shorter: the rest is zeros, and the bool column "mask" is True on rows that exist.
+    With `masked`, items may be shorter: the rest is zeros, and the bool column "mask" is True on rows that exist. With
+    `bootstrap`, an item's last row is there for its observation only; column operations over time leave it out.
     """
 
     rows: int
     masked: bool = False
     stack: tuple[tuple[str, int], ...] = ()
     padding: Padding = "repeat"
+    bootstrap: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("rows of a view", self.rows, 1, LONGEST_ITEM)
+        _check_stack(self.stack, self.padding)
 
     @property
     def timed(self) -> bool:
@@ -167,6 +175,12 @@ class Transition:
     stack: tuple[tuple[str, int], ...] = ()
     padding: Padding = "repeat"
     reward_clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("n", self.n, 1, LONGEST_ITEM - 1)
+        check_number("discount", self.discount, 0.0, 1.0)
+        check_number("reward_clip", self.reward_clip, 0.0)
+        _check_stack(self.stack, self.padding)
 
     @property
     def timed(self) -> bool:
@@ -231,3 +245,25 @@ class Transition:
                 data[target] = rows.take(name, rows.addresses(taken, 1))
                 if self.padding == "zero":
                     data[target][padded] = 0
+
+
+def _check_stack(stack: tuple[tuple[str, int], ...], padding: str) -> None:
+    for name, count in stack:
+        check_whole(f"stack of {name!r}", count, 1, _MOST_FRAMES)
+    if padding not in ("repeat", "zero"):
+        raise ValueError(f"padding={padding!r} is neither 'repeat' nor 'zero'")
+
+
+VIEWS: dict[str, type[Any]] = {"Whole": Whole, "Transition": Transition}  # that a checkpoint may name
+
+
+def register_view(kind: type[Any]) -> type[Any]:
+    """Let checkpoints hold tables of a view of your own, a dataclass of plain values; works as a decorator.
+
+    A checkpoint names views by their class's name, and only those that are known here are ever made.
+    """
+    if not is_dataclass(kind):
+        raise ValueError(f"the view {kind.__name__} is not a dataclass")
+    if VIEWS.setdefault(kind.__name__, kind) is not kind:
+        raise ValueError(f"there is another view of the name {kind.__name__}")
+    return kind

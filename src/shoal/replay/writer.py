@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -10,8 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .checks import Arrays, arrays_of, check_priorities, check_rows, shape_of
+from .checks import Arrays, arrays_of, check_rows, shape_of
 from .messages import Array, Block, Columns, Inserted, Items, Spans
+from .numbers import check_priorities, check_whole
 from .patterns import Appended, Pattern
 from .recent import Recent
 
@@ -32,7 +32,7 @@ class Writer:
     `patterns` says, per table, which rows make an item. Every `append` is one call to the service; with `rows` above
     1, small appends are collected until there are that many. `priority_columns` are the columns that a priority
     function reads; those that are also `transient` are not stored. A writer that replaces one of the same `name` lets
-    the service drop what it kept for the old one.
+    the service drop what it kept for the old one: each has a `life` of its own, by default a random name.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Writer:
         patterns: Mapping[str, Pattern],
         *,
         name: str | None = None,
+        life: str | None = None,
         rows: int = 1,
         priority_columns: Iterable[str] = (),
         transient: Iterable[str] = (),
@@ -48,11 +49,11 @@ class Writer:
         if not patterns:
             raise ValueError("a writer needs a pattern for at least one table")
         self.name = name or uuid.uuid4().hex
-        self._life = time.time_ns()
+        self._life = life or uuid.uuid4().hex
         self._replay = replay
         self._patterns = dict(patterns)
         self._window = max(pattern.rows for pattern in self._patterns.values())
-        self._rows = rows
+        self._rows = check_whole("rows", rows, 1)
         self._priority_columns = tuple(priority_columns)
         self._transient = frozenset(transient)
         self._sequence = 0

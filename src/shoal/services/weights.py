@@ -8,7 +8,6 @@ import json
 import mmap
 import os
 import platform
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -34,7 +33,6 @@ class SharedWeights:
     """
 
     _HEAD = 4096
-    _writing = threading.Lock()  # the file's lock does not tell the threads of a process apart
 
     def __init__(self, store: Any, fd: int) -> None:
         self._store = store
@@ -102,12 +100,20 @@ class SharedWeights:
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        with self._writing:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        """Hold the lock of the memory's file, which tells processes and threads apart.
+
+        It belongs to a file opened for this alone: `_fd` may be shared with other processes, and a POSIX lock on it
+        would be dropped as soon as this process closes any descriptor of the file, as mapping it does.
+        """
+        own = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR)
+        try:
+            fcntl.flock(own, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+                fcntl.flock(own, fcntl.LOCK_UN)  # also where a fork has taken the descriptor along
+        finally:
+            os.close(own)
 
     def _newest(self) -> int:
         if self._header is None and not self._map():
@@ -218,6 +224,23 @@ class WeightStore:
         """What was kept last; None before."""
         with self._changed:
             return self._snapshot
+
+    def state_dict(self) -> dict[str, Any]:
+        """The version and the weights published through this object, and the snapshot kept; arrays and numbers."""
+        with self._changed:
+            return {
+                "version": self._version,
+                "weights": {name: value.copy() for name, value in self._weights.items()},
+                "snapshot": copy.deepcopy(self._snapshot),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state; whoever waits for newer weights is woken."""
+        with self._changed:
+            self._version = int(state["version"])
+            self._weights = {name: np.array(value) for name, value in state["weights"].items()}
+            self._snapshot = copy.deepcopy(state["snapshot"])
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:

@@ -8,7 +8,25 @@ import numpy as np
 import pytest
 from replay_model import Single, audit
 
-from shoal.replay import Appended, Block, Replay, Spans, Table, Writer, n_step, sequence
+from shoal.replay import (
+    Appended,
+    Block,
+    MinSize,
+    Prioritized,
+    Queue,
+    Quota,
+    Replay,
+    ReplayTimeout,
+    SamplesPerInsert,
+    ShardedReplay,
+    Spans,
+    Stack,
+    Table,
+    Writer,
+    n_step,
+    rollout,
+    sequence,
+)
 from shoal.replay.views import Whole
 
 
@@ -120,8 +138,11 @@ def test_keys_and_priorities_of_different_lengths(replay: Replay) -> None:
 
 
 def test_items_longer_than_the_chunk_window(replay: Replay) -> None:
-    words = "items of writer 'long' reach over 40,001 rows; the chunk window is 32,767"
+    words = "length=40000 must be a whole number from 1 to 32,766"
     refused(replay, words, lambda: Writer(replay, {"other": sequence(40_000)}, name="long").append(rows()))
+    both = sequence(32_000, stack={"observation": 1024})
+    words = "items of writer 'long' reach over 33,024 rows; the chunk window is 32,767"
+    refused(replay, words, lambda: Writer(replay, {"other": both}, name="long").append(rows()))
 
 
 def test_a_pattern_other_than_the_tables(replay: Replay) -> None:
@@ -198,7 +219,7 @@ def test_priorities_and_items_of_different_number(replay: Replay) -> None:
 
 def test_impossible_samples(replay: Replay) -> None:
     refused(replay, "can never come from table 'table'", lambda: replay.sample("table", 101))
-    refused(replay, "1 <= minimum <= batch", lambda: replay.sample("table", 0))
+    refused(replay, "batch of a sample of table 'table'=0 must be", lambda: replay.sample("table", 0))
     refused(replay, "1 <= minimum <= batch", lambda: replay.sample("table", 3, minimum=4))
     refused(replay, "neither 'time' nor 'batch'", lambda: replay.sample("table", 3, layout="row"))  # type: ignore[arg-type]
 
@@ -206,3 +227,115 @@ def test_impossible_samples(replay: Replay) -> None:
 def test_a_quota_needs_versions() -> None:
     fresh = Replay([Table.quota("table", 4)])
     refused(fresh, "send a column 'version'", lambda: Writer(fresh, {"table": Single()}).append(rows()))
+
+
+NAN, INF, HUGE = float("nan"), float("inf"), 1e308
+
+
+@pytest.mark.parametrize("timeout", [NAN, -1.0, -INF, "1", True])
+def test_a_timeout_that_is_none_is_refused_and_not_waited_for(replay: Replay, timeout: object) -> None:
+    fresh = Replay([Table("table", 10)])
+    block = Block("w", "life", 0, 0, 1, rows(), {})
+    for call in (
+        lambda: fresh.sample("table", 1, timeout=timeout),  # type: ignore[arg-type]
+        lambda: fresh.mass("table", timeout),  # type: ignore[arg-type]
+        lambda: fresh.insert(block, timeout),  # type: ignore[arg-type]
+        lambda: ShardedReplay([fresh]).sample("table", 1, timeout=timeout),  # type: ignore[arg-type]
+    ):
+        refused(fresh, r"timeout=.* must be seconds, 0 or more, or None", call)
+
+
+@pytest.mark.parametrize("timeout", [INF, HUGE, 1e10])
+def test_an_endless_timeout_is_to_wait_without_limit(replay: Replay, timeout: float) -> None:
+    assert len(replay.sample("table", 2, timeout=timeout)) == 2
+
+
+@pytest.mark.parametrize("priority", [HUGE, 1e31, INF, NAN, -1.0, -1e-300])
+def test_priorities_beyond_all_measure(replay: Replay, priority: float) -> None:
+    key = replay.sample("table", 1).keys
+    words = "was given the priority .*; priorities are finite and not negative, at most 1e.30"
+    refused(replay, words, lambda: replay.update_priorities("table", key, np.array([priority])))
+    sharded = ShardedReplay([replay])
+    refused(replay, words, lambda: sharded.update_priorities("table", key, np.array([priority])))
+    refused(replay, words, lambda: Writer(replay, {"other": n_step(2, 0.9)}).append(rows(), priority))
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 8.0])
+@pytest.mark.parametrize("priority", [1e30, 1e-30, 5e-324])
+def test_the_largest_and_smallest_priorities_can_be_drawn(priority: float, exponent: float) -> None:
+    replay = Replay([Table("table", 10_000, sampler=Prioritized(exponent))])
+    Writer(replay, {"table": Single()}).append(rows(5_000, 2), priority)
+    sample = replay.sample("table", 64)
+    assert np.isfinite(sample.probabilities).all()
+    assert (sample.probabilities > 0).all()
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5], ids=["float", "fraction"])
+def test_keys_that_are_not_whole_numbers_are_refused(replay: Replay, shift: float) -> None:
+    keys = replay.sample("table", 2).keys
+    for service in (replay, ShardedReplay([replay])):
+        words = "keys are whole numbers in one row"
+        refused(replay, words, lambda service=service: service.update_priorities("table", keys + shift, np.ones(2)))
+        refused(replay, words, lambda service=service: service.delete("table", keys + shift))
+    refused(replay, words, lambda: replay.update_priorities("table", np.array([True, False]), np.ones(2)))
+    refused(replay, "below 2..63", lambda: replay.delete("table", np.array([2**64 - 1], np.uint64)))
+    assert replay.delete("table", np.array([-1, 0, 2**62])) == 0
+    assert replay.update_priorities("table", [], []) == 0
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, HUGE, -1, 1.5, True, "3", None, 2**40])
+def test_numbers_that_are_none_are_refused_wherever_they_are_given(value: object) -> None:
+    number: object = value
+    makers = [
+        lambda: Table("t", number),
+        lambda: Table("t", 10, max_times_sampled=number),
+        lambda: MinSize(number),
+        lambda: Queue(number),
+        lambda: Stack(number),
+        lambda: Quota(number),
+        lambda: SamplesPerInsert(1.0, number, 5.0),
+        lambda: n_step(number, 0.9),
+        lambda: sequence(number),
+        lambda: rollout(number),
+        lambda: Replay([Table("t", 10)], chunk_length=number if number is not None else 0),
+        lambda: Replay([Table("t", 10)]).sample("t", number, timeout=0),
+        lambda: Replay([Table("t", 10)]).sample("t", 2**30 if number is None else 5, minimum=number, timeout=0),
+        lambda: Writer(Replay([Table("t", 10)]), {"t": Single()}, rows=number),
+    ]
+    for make in makers:
+        with pytest.raises((ValueError, ReplayTimeout) if number is None else ValueError, match=r"^[^\n]+$"):
+            make()
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        with pytest.raises(ValueError, match=r"seed=.* must be a whole number"):
+            Replay([Table("t", 10)], seed=number)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, HUGE, -1.0, "3", None])
+def test_fractions_that_are_none_are_refused(value: object) -> None:
+    for make in (
+        lambda: Prioritized(value),
+        lambda: SamplesPerInsert(value, 1, 5.0),
+        lambda: SamplesPerInsert(1.0, 1, value),
+        lambda: n_step(1, value),
+    ):
+        with pytest.raises(ValueError, match=r"=.* must be a (finite )?number"):
+            make()
+
+
+def test_a_batch_beyond_what_there_can_be_is_what_there_can_be(replay: Replay) -> None:
+    assert len(replay.sample("table", 10**9, minimum=1)) == 100
+
+
+def test_an_item_of_priority_zero_waits_for_a_new_one() -> None:
+    """It is not drawn while others are above zero, however rarely; with a new priority it is, and so are all zeros."""
+    replay = Replay([Table("table", 10, sampler=Prioritized(1.0))])
+    Writer(replay, {"table": Single()}).append(rows(2, 1))
+    first, second = sorted(
+        set(replay.sample("table", 10).keys.tolist()) | set(replay.sample("table", 10).keys.tolist())
+    )
+    replay.update_priorities("table", [first, second], [0.0, 1e-30])
+    assert set(replay.sample("table", 10).keys.tolist()) == {second}
+    replay.update_priorities("table", [first], [1.0])
+    assert first in replay.sample("table", 10).keys
+    replay.update_priorities("table", [first, second], [0.0, 0.0])
+    assert set(np.concatenate([replay.sample("table", 10).keys for _ in range(4)]).tolist()) == {first, second}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from replay_streams import make_stream
 
-from shoal.replay import Fifo, Replay, Table, Writer, columns, n_step, sequence
+from shoal.replay import Fifo, Replay, Table, Writer, columns, n_step, rollout, sequence
 
 
 def sample(operations: tuple[object, ...], layout: str = "time", pattern: object = None) -> dict[str, np.ndarray]:
@@ -26,22 +26,25 @@ def items(data: dict[str, np.ndarray], name: str, layout: str) -> list[np.ndarra
     return [np.take(data[name], index, axis)[np.take(mask, index, axis)] for index in range(data[name].shape[axis])]
 
 
+@pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize("layout", ["time", "batch"])
-def test_reductions_over_time_leave_out_padding(layout: str) -> None:
+def test_reductions_over_time_leave_out_padding_and_the_bootstrap_row(layout: str, bootstrap: bool) -> None:
     data = sample(
         (
-            columns.mean("reward", into="mean"),
-            columns.minimum("reward", into="least"),
-            columns.maximum("reward", into="most"),
-            columns.maximum("observation", into="most_seen"),
-            columns.product("reward", into="product"),
-            columns.discounted_sum("reward", 0.9, into="return"),
-            columns.cumulative_product("reward", into="running"),
+            columns.mean("reward", into="mean", bootstrap=bootstrap),
+            columns.minimum("reward", into="least", bootstrap=bootstrap),
+            columns.maximum("reward", into="most", bootstrap=bootstrap),
+            columns.maximum("observation", into="most_seen", bootstrap=bootstrap),
+            columns.product("reward", into="product", bootstrap=bootstrap),
+            columns.discounted_sum("reward", 0.9, into="return", bootstrap=bootstrap),
+            columns.cumulative_product("reward", into="running", bootstrap=bootstrap),
         ),
         layout,
     )
+    last = None if bootstrap else -1
     assert not data["mask"].all(), "the test needs padding"
     for index, reward in enumerate(items(data, "reward", layout)):
+        reward = reward[:last]
         assert data["mean"][index] == pytest.approx(reward.mean(), abs=1e-6)
         assert data["least"][index] == reward.min()
         assert data["most"][index] == reward.max()
@@ -50,7 +53,7 @@ def test_reductions_over_time_leave_out_padding(layout: str) -> None:
         running = np.take(data["running"], index, 1 if layout == "time" else 0)
         np.testing.assert_allclose(running[: len(reward)], np.cumprod(reward), rtol=1e-5)
     for index, seen in enumerate(items(data, "observation", layout)):
-        np.testing.assert_array_equal(data["most_seen"][index], seen.max(0))
+        np.testing.assert_array_equal(data["most_seen"][index], seen[:last].max(0))
     assert data["most_seen"].dtype == np.int32
 
 
@@ -95,3 +98,15 @@ def test_what_does_not_exist_is_named() -> None:
         sample((columns.mean("reward", axis=7),))
     with pytest.raises(ValueError, match="transpose names axes"):
         sample((columns.transpose("image", (0, 1)),))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [(sequence(5, end="drop"), 35.0), (sequence(5), 35.0), (rollout(5), 35.0)]
+)
+def test_the_return_of_a_sequence_is_that_of_its_transitions(pattern, expected: float) -> None:
+    """Rewards 5 to 9 are the item's; the 10 belongs to the row that is there for its observation."""
+    table = Table("table", 1, operations=(columns.discounted_sum("reward", 1.0, into="return"),))
+    replay = Replay([table])
+    reward = np.arange(5.0, 11.0, dtype=np.float32)[:, None]
+    Writer(replay, {"table": pattern}).append({"reward": reward, "valid": reward > 0})
+    assert replay.sample("table", 1).data["return"].tolist() == [expected]

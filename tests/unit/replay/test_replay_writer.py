@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,10 +124,47 @@ def test_a_new_life_of_a_writer_drops_what_was_kept_for_the_old_one() -> None:
         Writer(replay, {"table": Single()}, name="actor").append(rows(0, 8))
     (store,) = replay._intake.stores.values()
     assert store.used <= 8
-    old = replay._intake.writers["actor"]
-    late = Block("actor", old.life - 1, 99, 0, 1, rows(0, 1), {})
+    ended = replay._intake.ended["actor"][-1]
+    late = Block("actor", ended, 99, 0, 1, rows(0, 1), {})
     assert replay.insert(late).repeated, "a late call of an earlier life is ignored"
     audit(replay)
+
+
+def test_a_new_life_is_taken_in_whatever_the_clock_says_and_what_is_dropped_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restart on a machine whose clock lags, or after a step back, is a new life like any other."""
+    replay = Replay([Table("table", 100)])
+    now = 10**18
+    for clock in ("time", "time_ns", "monotonic_ns", "perf_counter_ns"):
+        monkeypatch.setattr(time, clock, lambda: now)
+    old = Writer(replay, {"table": Single()}, name="actor")
+    assert old.append(rows(0, 5, 1)).accepted == {"table": 5}
+    now -= 10**15
+    new = Writer(replay, {"table": Single()}, name="actor")
+    for _ in range(3):
+        assert new.append(rows(0, 5, 1)).accepted == {"table": 5}
+    assert replay.info()["table"]["repeated"] == 0
+    assert old.append(rows(5, 4, 1)).repeated, "its life has ended"
+    assert new.append(rows(0, 5, 1)).accepted == {"table": 5}, "and ends nobody else's"
+    info = replay.info()["table"]
+    assert (info["inserts"], info["repeated"]) == (25, 4)
+
+
+def test_a_resumed_writer_is_a_new_life_of_a_saved_one(tmp_path: Path) -> None:
+    """Its numbers begin at 0 again, and those of the run before were higher."""
+    replay = Replay([Table("table", 100)])
+    before = Writer(replay, {"table": Single()}, name="actor")
+    for _ in range(4):
+        before.append(rows(0, 5, 1))
+    Writer(replay, {"table": Single()}, name="actor").append(rows(0, 5, 1))
+    replay.save(tmp_path)
+    resumed = Replay([Table("table", 100)])
+    resumed.load(tmp_path)
+    assert Writer(resumed, {"table": Single()}, name="actor").append(rows(0, 5, 1)).accepted == {"table": 5}
+    before._replay = resumed
+    assert before.append(rows(0, 3, 1)).repeated, "which lives have ended is part of a save"
+    assert resumed.info()["table"]["repeated"] == 3
 
 
 def test_closing_a_writer_gives_its_rows_back() -> None:

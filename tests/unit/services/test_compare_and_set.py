@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 
 from shoal.program import Handle, Program
 from shoal.runtime import Run, launch
-from shoal.services.weights import WeightStore
+from shoal.services.weights import SharedWeights, WeightStore
 from shoal.versions import NONE
 
 TIMES, WRITERS = 50, 3
@@ -67,3 +72,70 @@ def test_a_version_that_has_passed_is_refused_and_changes_nothing() -> None:
     assert found is not None
     assert found[0] == 5
     assert found[1]["number"].tolist() == [2.0]
+
+
+TRIALS, RIVALS, FLOATS = 40, 4, 1 << 18  # of 1 MB
+
+
+def race(rank: int, descriptors: list[int], barrier: Any, won: Any) -> None:
+    """In a process of its own: try to be the first on every memory, with values of its own."""
+    mine = {"values": np.full(FLOATS, rank, np.float32)}
+    for trial, descriptor in enumerate(descriptors):
+        client = SharedWeights(WeightStore(), descriptor)
+        barrier.wait()
+        won[trial * RIVALS + rank] = client.compare_and_set(mine, NONE, rank)
+
+
+def test_of_processes_that_set_the_first_weights_one_wins_and_nothing_is_torn() -> None:
+    processes = multiprocessing.get_context("fork")
+    descriptors = [os.memfd_create("weights") for _ in range(TRIALS)]
+    barrier, won = processes.Barrier(RIVALS), processes.Array("b", TRIALS * RIVALS)
+    rivals = [processes.Process(target=race, args=(rank, descriptors, barrier, won)) for rank in range(RIVALS)]
+    try:
+        for rival in rivals:
+            rival.start()
+        for rival in rivals:
+            rival.join(60)
+        for trial, descriptor in enumerate(descriptors):
+            winners = [rank for rank in range(RIVALS) if won[trial * RIVALS + rank]]
+            assert len(winners) == 1, f"trial {trial} was won by {winners}"
+            found = SharedWeights(WeightStore(), descriptor).newer(NONE)
+            assert found is not None
+            assert found[0] == winners[0]
+            assert (found[1]["values"] == winners[0]).all(), "torn"
+    finally:
+        for rival in rivals:
+            rival.kill()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def test_threads_of_a_process_exclude_each_other_too() -> None:
+    descriptor = os.memfd_create("weights")
+    client, wins = SharedWeights(WeightStore(), descriptor), []
+    client.publish({"values": np.zeros(FLOATS, np.float32)}, 0)
+
+    def set_next(rank: int) -> None:
+        own = SharedWeights(WeightStore(), descriptor)
+        mine = {"values": np.full(FLOATS, rank, np.float32)}
+        wins.extend((version, own.compare_and_set(mine, version, version + 1)) for version in range(20))
+
+    threads = [threading.Thread(target=set_next, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(descriptor)
+    assert len([version for version, won in wins if won]) == len({version for version, won in wins if won})
+
+
+def test_a_store_goes_on_from_its_state() -> None:
+    store, other = WeightStore(), WeightStore()
+    store.publish({"number": np.ones(1)}, 4)
+    store.keep_snapshot({"updates": 7, "moments": np.ones(2)})
+    other.load_state_dict(store.state_dict())
+    assert other.version() == 4
+    assert other.newer(3)[1]["number"].tolist() == [1.0]  # type: ignore[index]
+    assert other.kept_snapshot()["updates"] == 7
+    store.keep_snapshot(None)
+    assert other.kept_snapshot() is not None
