@@ -52,6 +52,9 @@ class Desk:
         self.begun.append(number)
         return threading.Lock()
 
+    def unreadable(self) -> Any:
+        return Unreadable()
+
 
 @pytest.fixture
 def desk() -> Desk:
@@ -144,6 +147,20 @@ def test_a_call_that_cannot_be_read_is_answered_in_its_place(desk: Desk, lane: L
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_after_an_answer_that_cannot_be_read_get_their_own_answers(desk: Desk, lane: LocalLane) -> None:
+    first, unreadable, last = (
+        lane.send(method, arguments, {}) for method, arguments in (("quick", (1,)), ("unreadable", ()), ("quick", (3,)))
+    )
+    assert last.result() == 3
+    assert first.result() == 1
+    with pytest.raises(ValueError, match="not a number") as caught:
+        unreadable.result()
+    assert "'desk'" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match="not a number"):
+        lane.send("unreadable", (), {}).result()
+    assert lane.send("quick", (4,), {}).result() == 4
+
+
 def test_a_call_that_ends_its_thread_ends_the_connection(desk: Desk, lane: LocalLane) -> None:
     answers = [lane.send("copy", (0,), {}), lane.send("leave", (), {}), lane.send("quick", (2,), {})]
     until(lambda: desk.begun == [0])

@@ -26,7 +26,7 @@ GRACE = 3.0  # seconds a node may take to end by itself
 
 @dataclass
 class Start:
-    """The first message to a node process. File descriptors come along: two per callee, then one per board."""
+    """The first order to a node process. File descriptors come along: two per callee, then one per board."""
 
     node: bytes  # a pickled Node
     context: Context
@@ -49,7 +49,7 @@ class NodeProcess:
         self._heart = host.Heart()
 
     def run(self) -> None:
-        (_, start), fds = self._control.receive()
+        start, fds = self._first_order()
         try:
             node = self._accept(start, fds)
             threading.Thread(target=self._listen, daemon=True, name="control").start()
@@ -70,6 +70,15 @@ class NodeProcess:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+    def _first_order(self) -> tuple[Start, list[int]]:
+        """What to be, and the file descriptors for it, which may need messages of their own before."""
+        descriptors: list[int] = []
+        while True:
+            message, fds = self._control.receive()
+            descriptors += fds
+            if isinstance(message, Start):
+                return message, descriptors
 
     def _accept(self, start: Start, fds: list[int]) -> Node:
         for entry in start.path:

@@ -114,6 +114,10 @@ class LocalLane:
         except Closed:
             self._die()
             return
+        except Exception as error:  # the answer has come, and cannot be unpickled here: it is still this call's own
+            error.add_note(f"while the answer of node {self._callee!r} was unpickled")
+            self._pending.popleft().resolve(None, error)
+            return
         self._pending.popleft().resolve(value if ok else None, None if ok else _revive(self._callee, *value))
 
     def _die(self) -> None:

@@ -17,12 +17,13 @@ from shoal.program import Client, Context, Handle, Node, Program
 from shoal.runtime.host import BEAT
 from shoal.runtime.local.node import GRACE, Start
 from shoal.runtime.local.rpc import LocalLane
-from shoal.runtime.local.transport import HAS_MEMFD, Closed, Connection, pair
+from shoal.runtime.local.transport import DESCRIPTORS, HAS_MEMFD, Closed, Connection, pair
 from shoal.runtime.local.zygote import CAN_FORK, Launcher, Spawner, Zygote
 from shoal.runtime.supervise import RunFailed, Supervisor
 from shoal.runtime.supervised import Event, Lost, Supervision
 
 MAIN = "main"
+ZYGOTE = Node("zygote", Zygote, restart=True)  # no node of the program, but lost like one: it comes back at once
 _warm: list[Zygote] = []
 
 
@@ -155,8 +156,11 @@ class LocalRun:
             path=sys.path,
             threads=self._threads,
         )
+        descriptors = fds + [self._boards[callee] for callee in boards]
         try:
-            control.send(("start", message), fds + [self._boards[callee] for callee in boards])
+            for at in range(0, len(descriptors), DESCRIPTORS):
+                control.send(("descriptors",), descriptors[at : at + DESCRIPTORS])
+            control.send(message)
         except Closed:
             pass  # it died at once: that will be heard
         for fd in fds:
@@ -170,6 +174,9 @@ class LocalRun:
         for fd in live:
             poll.register(fd, select.POLLIN)
         told = [self._listen(live[fd]) for fd, _ in poll.poll(timeout * 1e3)]
+        if (ending := self._launcher.revive()) is not None:
+            self.supervisor.lost(ZYGOTE, ending)
+            self.supervisor.started(ZYGOTE.name)
         return [event for event in told if event is not None]
 
     def kill(self, name: str) -> None:

@@ -30,7 +30,8 @@ LARGE = 1 << 16  # bytes from which an array goes through shared memory; a small
 ARENA_LIMIT = 1 << 31  # bytes a connection may hold per direction; beyond that arrays travel on the stream
 _HEADER = struct.Struct("<IIIIQ")  # pickle bytes, buffers, places given back, new segments, bytes on the stream
 _PLACE = struct.Struct("<iqqq")  # segment (-1: on the stream), offset, length, loan
-_ANCILLARY = socket.CMSG_SPACE(64 * 4)
+DESCRIPTORS = 64  # that can travel with one message
+_ANCILLARY = socket.CMSG_SPACE(DESCRIPTORS * 4)
 HAS_MEMFD = hasattr(os, "memfd_create")
 
 
@@ -127,6 +128,7 @@ class Connection:
             ]
         )
         all_fds = [fd for fd, _ in segments] + list(fds)
+        assert len(all_fds) <= DESCRIPTORS, "send them in several messages"
         try:
             self._write([memoryview(small), *on_stream], all_fds, while_full)
         finally:
@@ -176,6 +178,7 @@ class Connection:
         header, fds = self._read_header()
         body_size, buffers, returned, segments, stream_size = _HEADER.unpack(header)
         rest = self._read(buffers * _PLACE.size + 8 * (returned + segments) + body_size)
+        stream = self._read(stream_size) if stream_size else bytearray()  # whatever fails below, the message is read
         at = buffers * _PLACE.size
         for loan in struct.unpack_from(f"<{returned}q", rest, at):
             self._lent.pop(loan, None)
@@ -185,7 +188,6 @@ class Connection:
             self._mapped.append(mmap.mmap(fd, size))
             os.close(fd)
         at += 8 * segments
-        stream = self._read(stream_size) if stream_size else bytearray()
         arrays: list[Any] = []
         position = 0
         for index in range(buffers):
@@ -208,9 +210,11 @@ class Connection:
 
     def _read_header(self) -> tuple[bytes, list[int]]:
         try:
-            data, ancillary, _, _ = self.sock.recvmsg(_HEADER.size, _ANCILLARY)
+            data, ancillary, flags, _ = self.sock.recvmsg(_HEADER.size, _ANCILLARY)
         except OSError as error:
             raise Closed(str(error)) from None
+        if flags & socket.MSG_CTRUNC:
+            raise Closed("this process may not open as many files as were sent: raise the limit (`ulimit -n`)")
         if not data:
             raise Closed("the other end closed the connection")
         fds = array.array("i")

@@ -1,11 +1,14 @@
 """Starting node processes: a zygote that has imported torch forks them in milliseconds; elsewhere they are spawned.
 
 The zygote is a fresh process with one thread (forking is unsafe otherwise, hence OMP_NUM_THREADS=1 before any import).
-The kernel kills it when the parent dies, and its children when it dies: nothing survives a SIGKILL of the parent.
+Every node leads a process group of its own. When a node ends, the zygote kills what its environments have started; when
+the parent ends, however that happens, it kills all nodes and whatever of theirs is left, then ends. If the zygote
+itself is killed the nodes go on, and another one is started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -23,7 +26,8 @@ from shoal.runtime.local.transport import HAS_MEMFD, Closed, Connection, pair
 
 PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoal.replay", "shoal.envs")
 CAN_FORK = sys.platform == "linux" and HAS_MEMFD
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+PATIENCE = 3.0  # seconds for killed processes to be gone
 
 
 class Launcher(Protocol):
@@ -32,18 +36,33 @@ class Launcher(Protocol):
     def start(self, name: str, control: socket.socket) -> int: ...
     def ending(self, pid: int, timeout: float = 1.0) -> str: ...
     def kill(self, pid: int) -> None: ...
+    def revive(self) -> str | None:
+        """How the launcher's own process ended, if it has; another one is in its place then."""
+
     def close(self) -> None: ...
 
 
-def _ended(status: int) -> str:
-    code = status if -256 < status < 0 else os.waitstatus_to_exitcode(status)
+def _ended(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def kill_group(pid: int) -> None:
+    """Kill a node and the processes that it has started."""
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class Zygote:
     """The parent's side."""
 
     def __init__(self) -> None:
+        self._codes: dict[int, int] = {}  # how nodes have ended
+        self._nodes: set[int] = set()
+        self._orphans: set[int] = set()  # nodes that a former zygote has started
+        self._ended: str | None = None  # how the former one did, where nobody has been told
+        self._begin()
+
+    def _begin(self) -> None:
         ours, theirs = pair()
         command = [sys.executable, "-m", "shoal.runtime.local.zygote", str(theirs.fileno()), str(os.getpid())]
         self._process = subprocess.Popen(
@@ -51,37 +70,70 @@ class Zygote:
         )
         theirs.close()
         self._connection = Connection(ours, shared=False)
-        self._exits: dict[int, int] = {}
 
     def start(self, name: str, control: socket.socket) -> int:
-        try:
-            self._connection.send(("fork", name), [control.fileno()])
-            return int(self._answer("forked"))
-        except Closed:
-            raise RuntimeError("the process that starts the nodes is gone") from None
+        for _ in range(2):
+            try:
+                self._connection.send(("fork", name), [control.fileno()])
+                return self._forked()
+            except Closed:
+                self._ended = self.revive()
+        raise RuntimeError("the process that starts the nodes ends whenever it is started")
 
-    def _answer(self, kind: str) -> Any:
+    def _forked(self) -> int:
         while True:
             message, _ = self._connection.receive()
-            if message[0] == kind:
-                return message[1]
-            self._exits[message[1]] = message[2]
+            if message[0] == "forked":
+                self._nodes.add(message[1])
+                return int(message[1])
+            self._note(message)
+
+    def _note(self, message: Any) -> None:
+        _, pid, code = message
+        self._codes[pid] = code
+        self._nodes.discard(pid)
 
     def ending(self, pid: int, timeout: float = 1.0) -> str:
+        if pid in self._orphans:
+            self._orphans.discard(pid)
+            kill_group(pid)
+            return "ended after the process that had started it"
         deadline = time.monotonic() + timeout
-        try:
-            while pid not in self._exits and self._connection.ready(max(0.0, deadline - time.monotonic())):
-                message, _ = self._connection.receive()
-                self._exits[message[1]] = message[2]
-        except Closed:
-            return "died with the process that starts the nodes"
-        return _ended(self._exits[pid]) if pid in self._exits else "closed its connection"
+        with contextlib.suppress(Closed):
+            while pid not in self._codes and self._connection.ready(max(0.0, deadline - time.monotonic())):
+                self._note(self._connection.receive()[0])
+        return _ended(self._codes.pop(pid)) if pid in self._codes else "closed its connection"
 
     def kill(self, pid: int) -> None:
+        if pid in self._nodes | self._orphans:
+            kill_group(pid)
+
+    def revive(self) -> str | None:
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            return ended
+        code = self._process.poll()
+        if code is None and not self._hung_up():
+            return None
+        if code is None:
+            self._process.kill()
+            code = self._process.wait()
+        self._connection.close()
+        self._orphans |= self._nodes
+        self._nodes.clear()
+        self._begin()
+        for pid in self._orphans:
+            self._connection.send(("adopt", pid))
+        return _ended(code)
+
+    def _hung_up(self) -> bool:
+        """Take in what there is to hear; whether that was the last of it."""
         try:
-            self._connection.send(("kill", pid))
+            while self._connection.ready():
+                self._note(self._connection.receive()[0])
         except Closed:
-            pass
+            return True
+        return False
 
     def close(self) -> None:
         self._connection.close()
@@ -90,6 +142,8 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            for pid in self._nodes | self._orphans:
+                kill_group(pid)
 
 
 class Spawner:
@@ -102,101 +156,149 @@ class Spawner:
         fd = control.fileno()
         command = [sys.executable, "-m", "shoal.runtime.local.node", str(fd)]
         process = subprocess.Popen(
-            command, pass_fds=[fd], env=single_threaded_environment(), stdin=subprocess.DEVNULL, stdout=2
+            command,
+            pass_fds=[fd],
+            env=single_threaded_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            process_group=0,
         )
         self._processes[process.pid] = process
         return process.pid
 
     def ending(self, pid: int, timeout: float = 1.0) -> str:
         try:
-            return _ended(_as_status(self._processes[pid].wait(timeout)))
+            return _ended(self._processes[pid].wait(timeout))
         except subprocess.TimeoutExpired:
             return "closed its connection"
+        finally:
+            kill_group(pid)
 
     def kill(self, pid: int) -> None:
-        self._processes[pid].kill()
+        kill_group(pid)
+
+    def revive(self) -> None:
+        return None
 
     def close(self) -> None:
-        for process in self._processes.values():
-            process.kill()
+        for pid, process in self._processes.items():
+            kill_group(pid)
             process.wait()
-
-
-def _as_status(code: int) -> int:
-    return code if code < 0 else code << 8
 
 
 # ---- the zygote's own side ------------------------------------------------------------------------------------------
 
 
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 def main(fd: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(parent)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
     for module in PRELOAD:
         importlib.import_module(module)
+    _prctl(_PR_SET_PDEATHSIG, 0)  # from now on the end of the stream says it, and there are nodes to be ended first
+    _prctl(
+        _PR_SET_CHILD_SUBREAPER, 1
+    )  # whoever loses its parent among the nodes' own processes becomes a child of this
     gc.collect()
     gc.freeze()  # the children share these pages as long as nobody writes to them
-    sock = socket.socket(fileno=fd)
-    child = _serve(Connection(sock, shared=False), os.getpid())
+    child = _Forks(Connection(socket.socket(fileno=fd), shared=False)).serve()
     if child is not None:
         from shoal.runtime.local.node import main as node_main
 
         node_main(child)
 
 
-def _serve(connection: Connection, zygote: int) -> socket.socket | None:
-    """Fork on request and report exits; returns only in a child, with its control socket."""
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_write)
-    children: set[int] = set()
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
-    try:
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if wake_read in ready:
-                os.read(wake_read, 512)
-                _reap(children, connection)
-            if connection.fileno() not in ready:
-                continue
-            message, fds = connection.receive()
-            if message[0] == "kill" and message[1] in children:
-                os.kill(message[1], signal.SIGKILL)
-            elif message[0] == "fork":
-                pid = os.fork()
-                if pid == 0:
-                    _die_with_parent(zygote)
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    os.close(wake_read)
-                    os.close(wake_write)
-                    connection.close()
-                    return socket.socket(fileno=fds[0])
-                children.add(pid)
-                os.close(fds[0])
-                connection.send(("forked", pid))
-    except Closed:  # the run is over
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-        os._exit(0)
+class _Forks:
+    """Forks on request and reports exits."""
 
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._nodes: set[int] = set()
+        self._adopted: set[int] = set()  # of a zygote before this one
+        self._wake_read, self._wake_write = os.pipe()
 
-def _reap(children: set[int], connection: Connection) -> None:
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+    def serve(self) -> socket.socket | None:
+        """Returns only in a child, with its control socket."""
+        os.set_blocking(self._wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write)
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        try:
+            while True:
+                ready = {fd for fd, _ in poll.poll()}
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 512)
+                    self._reap()
+                if self._connection.fileno() in ready and (child := self._obey()) is not None:
+                    return child
+        except Closed:  # the run is over
+            self._end_all()
+            os._exit(0)
+
+    def _obey(self) -> socket.socket | None:
+        (order, argument), fds = self._connection.receive()
+        if order == "adopt":
+            self._adopted.add(argument)
+            return None
+        pid = os.fork()
         if pid == 0:
-            return
-        children.discard(pid)
-        connection.send(("exited", pid, status))
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._connection.close()
+            return socket.socket(fileno=fds[0])
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # whichever of the two comes first
+        self._nodes.add(pid)
+        os.close(fds[0])
+        self._connection.send(("forked", pid))
+        return None
+
+    def _reap(self) -> None:
+        while (ended := _waited(os.WNOHANG)) is not None:
+            pid, status = ended
+            if pid in self._nodes:  # else it belonged to one
+                kill_group(pid)
+                self._nodes.discard(pid)
+                self._connection.send(("exited", pid, os.waitstatus_to_exitcode(status)))
+
+    def _end_all(self) -> None:
+        """Kill all nodes, then, as long as there are any, those who have lost their parents by that."""
+        for pid in self._nodes | self._adopted:
+            kill_group(pid)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            for pid in _children():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if _waited(0) is None:
+                return
+
+
+def _waited(options: int) -> tuple[int, int] | None:
+    """A child that has ended; None when there is none (left)."""
+    try:
+        pid, status = os.waitpid(-1, options)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel that does not tell
+        return []
 
 
 if __name__ == "__main__":
