@@ -1,4 +1,4 @@
-"""Processes are killed: actors come back, services end the run by name, and nobody outlives the parent."""
+"""Processes are killed: nodes come back, what cannot come back is named, and nobody outlives the parent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from leftovers import temporary_files
 from shoal import envs
 from shoal.algorithms import apex_dqn
 from shoal.loops.wiring import Settings
-from shoal.program import Handle
-from shoal.runtime import Run, RunFailed, launch
+from shoal.program import Handle, Program
+from shoal.runtime import Run, RunFailed, Supervisor, launch
+from shoal.runtime.supervise import Loss
 
 VICTIM = Path(__file__).with_name("victim.py")
 RAY = pytest.param("ray", marks=pytest.mark.ray)
@@ -64,18 +65,67 @@ def test_a_killed_actor_is_back_within_five_seconds_and_is_counted(runtime: str)
         assert run.supervisor.restarts == {"actor/0": 1}
 
 
-@pytest.mark.parametrize("name", ["learner", "replay", pytest.param("weights", marks=pytest.mark.slow)])
-def test_a_killed_learner_or_service_ends_the_run_with_one_sentence(runtime: str, name: str) -> None:
+def goes_on(run: Run, metrics: Any, victim: str, updates: int = 20) -> None:
+    """Kill a node; the run must bring it back and make further updates."""
+    old = run.pids()[victim]
+    os.kill(old, signal.SIGKILL)
+    deadline = time.monotonic() + 90.0
+    while run.pids().get(victim, old) == old:
+        run.wait(0.02)
+        assert time.monotonic() < deadline, f"{victim} does not come back"
+    before = metrics.snapshot()["counts"]["learner_steps"]
+    while metrics.snapshot()["counts"]["learner_steps"] < before + updates:
+        run.wait(0.1)
+        assert time.monotonic() < deadline, "the run does not go on learning"
+    assert run.supervisor.restarts[victim] == 1
+
+
+@pytest.mark.parametrize("victim", ["learner", "replay", "weights"])
+def test_a_run_goes_on_when_the_learner_or_a_service_is_killed(runtime: str, victim: str) -> None:
+    losses: list[Loss] = []
+    with launch(small_program(actors=2), runtime, supervisor=Supervisor(on_loss=losses.append)) as run:
+        goes_on(run, learning(run), victim)
+    assert [loss.node for loss in losses] == [victim], "those who only suffered from it are not blamed"
+
+
+def test_a_run_goes_on_when_the_inference_server_is_killed(runtime: str) -> None:
+    with launch(small_program(actors=2, inference="central"), runtime) as run:
+        goes_on(run, learning(run), "inference/0")
+
+
+def test_a_run_goes_on_when_the_front_of_several_shards_is_killed(runtime: str) -> None:
+    with launch(sharded_program(), runtime) as run:
+        goes_on(run, learning(run), "replay")
+
+
+def test_what_nobody_can_replace_ends_the_run_with_one_sentence(runtime: str) -> None:
     with launch(small_program(actors=2), runtime) as run:
         learning(run)
-        os.kill(run.pids()[name], signal.SIGKILL)
+        os.kill(run.pids()["metrics"], signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(RunFailed) as caught:
             run.wait(20.0)
         assert time.monotonic() - began < 10.0
-    assert str(caught.value).startswith(f"node '{name}' was killed")
+    assert str(caught.value).startswith("node 'metrics' was killed")
     assert "\n" not in str(caught.value)
-    assert caught.value.node == name
+    assert caught.value.node == "metrics"
+
+
+def test_a_run_goes_on_when_the_zygote_is_killed_and_an_actor_after_it() -> None:
+    losses: list[Loss] = []
+    with launch(small_program(actors=2), "local", supervisor=Supervisor(on_loss=losses.append)) as run:
+        metrics = learning(run)
+        zygote = psutil.Process(run.pids()["actor/0"]).ppid()
+        before = run.pids()
+        os.kill(zygote, signal.SIGKILL)
+        while not losses:
+            run.wait(0.1)
+        assert (losses[0].node, losses[0].reason) == ("zygote", "was killed by SIGKILL")
+        assert run.pids() == before, "no node is lost with it"
+        goes_on(run, metrics, "actor/0")
+        nodes = [psutil.Process(pid) for pid in run.pids().values()]
+    assert [loss.node for loss in losses] == ["zygote", "actor/0"]
+    assert not psutil.wait_procs(nodes, timeout=5.0)[1]
 
 
 @pytest.mark.slow
@@ -154,11 +204,14 @@ def test_nobody_outlives_a_parent_that_was_told_to_end(
     assert_gone(processes, files)
 
 
-def test_a_killed_replay_shard_costs_its_own_items_and_comes_back(runtime: str) -> None:
+def sharded_program() -> Program:
     options: dict[str, Any] = {"actors": 2, "shards": 2, "envs_per_actor": 4, "rows": 4, "hidden": (8,), "batch": 8}
     cfg = apex_dqn.Config(env="CartPole-v1", learning_starts=16, **options)
-    program = apex_dqn.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
-    with launch(program, runtime) as run:
+    return apex_dqn.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
+
+
+def test_a_killed_replay_shard_costs_its_own_items_and_comes_back(runtime: str) -> None:
+    with launch(sharded_program(), runtime) as run:
         metrics = learning(run)
         old = run.pids()["replay/0"]
         os.kill(old, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from torch import nn
 from shoal.batches import Batch
 from shoal.loops.loop import Loop
 from shoal.loops.prefetch import Prefetch
-from shoal.nets.weights import export_weights
+from shoal.nets.weights import export_weights, import_weights
 from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.replay import Replay, Sample
 from shoal.services.group import Group, Member
@@ -21,7 +22,7 @@ from shoal.services.weights import WeightStore
 from shoal.state import as_arrays, as_tensors
 from shoal.sync import monotonic, sleep
 from shoal.types import Columns
-from shoal.versions import make_version, number
+from shoal.versions import NONE, make_version, number
 
 MAX_REFUSED = 10  # updates refused in a row before the run gives up
 PATIENCE = 1.0  # seconds after which one of several learners asks for its data anew
@@ -186,13 +187,18 @@ class LearnerLoop(Loop):
     def _publish(self) -> None:
         self._published = make_version(self._generation, self._updates)
         if self._leads:
-            self._weights.publish(export_weights(self._learner.network), self._published)
+            with contextlib.suppress(NodeDied):  # the service is on its way back, and gets the next version
+                self._weights.publish(export_weights(self._learner.network), self._published)
 
     def _start_from_snapshot(self, alone: bool) -> None:
         """Begin where the last life's newest snapshot was, or as made; all learners of a group begin as rank 0 does."""
         if not self._leads:
             self._weights.wait(make_version(self._generation, 0) - 1)
         kept = self._weights.kept_snapshot()
+        found = self._weights.newer(NONE) if kept is None and current().restarts else None
+        if found is not None:  # the service was lost too: what it shared is left
+            self._updates = number(found[0])
+            import_weights(self._learner.network, found[1])
         if kept is not None:
             self.load_state_dict(as_tensors(kept))
             if self._leads and not alone:
@@ -203,7 +209,8 @@ class LearnerLoop(Loop):
 
     def _keep_snapshot(self) -> None:
         begun = monotonic()
-        self._weights.keep_snapshot(as_arrays(self.state_dict()))
+        with contextlib.suppress(NodeDied):
+            self._weights.keep_snapshot(as_arrays(self.state_dict()))
         self._next_snapshot = begun + max(SNAPSHOT_EVERY, (monotonic() - begun) / SNAPSHOT_SHARE)
 
     # ---- measurements

@@ -92,6 +92,7 @@ class Wiring:
         program, actors = self.program, self.cfg.actors
         if shards == 1:
             replay = program.add("replay", Replay, [table])
+            program.place("replay", restart=True)  # it comes back empty, and its writers begin again
             return ReplayHandles(table.name, replay, [replay])
         if shards > actors:
             raise UserError(f"--shards {shards} cannot be filled by --actors {actors}: each actor writes to one shard.")

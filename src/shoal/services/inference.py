@@ -46,6 +46,8 @@ class Replaced(RuntimeError):
 class InferenceServer:
     """`act` is called by actors and waits for its answer; one `step` gathers requests and answers them together."""
 
+    restart = True  # with its slots the open blocks are lost: its actors begin new lives, and streams
+
     def __init__(
         self,
         make_policy: Callable[[int], Policy],

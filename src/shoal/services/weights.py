@@ -163,6 +163,8 @@ class SharedWeights:
 class WeightStore:
     """The newest weights and their version."""
 
+    restart = True  # what is shared survives it, and the learner's next publication and snapshot bring the rest
+
     if platform.machine() in ("x86_64", "AMD64"):
         shared_client = SharedWeights
 

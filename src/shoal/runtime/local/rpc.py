@@ -58,17 +58,19 @@ class LocalLane:
         self._dead: str | None = None
 
     def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaneFuture:
+        """Make a call. Of a node that is gone it is the answer that fails: whoever does not ask for it goes on."""
         future = LaneFuture(self)
         with self._sending:
             if self._dead:
-                raise NodeDied(self._dead)
+                future.resolve(None, NodeDied(self._dead))
+                return future
             self._pending.append(future)
             try:
                 with sync.waiting():
                     self._connection.send((method, args, kwargs), while_full=self.drain)
             except Closed:
                 self._die()
-                raise NodeDied(self._dead) from None
+                return future
             except BaseException:
                 self._pending.remove(future)
                 raise

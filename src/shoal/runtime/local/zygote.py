@@ -25,6 +25,7 @@ from shoal.runtime.host import single_threaded_environment
 from shoal.runtime.local.transport import HAS_MEMFD, Closed, Connection, pair
 
 PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoal.replay", "shoal.envs")
+SHARED = ("shoal", "gymnasium")  # packages of which it imports whatever the parent has
 CAN_FORK = sys.platform == "linux" and HAS_MEMFD
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 PATIENCE = 3.0  # seconds for killed processes to be gone
@@ -70,10 +71,20 @@ class Zygote:
         )
         theirs.close()
         self._connection = Connection(ours, shared=False)
+        self._modules: list[str] = []  # that it was told to import
+
+    def _share_imports(self) -> None:
+        """Have the zygote import, once for all nodes, what this process has imported of ours and of the environments'
+        library; a user's own modules may do what must not happen before forking."""
+        modules = [name for name in sys.modules if name.partition(".")[0] in SHARED]
+        if modules != self._modules:
+            self._modules = modules
+            self._connection.send(("import", modules))
 
     def start(self, name: str, control: socket.socket) -> int:
         for _ in range(2):
             try:
+                self._share_imports()
                 self._connection.send(("fork", name), [control.fileno()])
                 return self._forked()
             except Closed:
@@ -246,6 +257,12 @@ class _Forks:
         (order, argument), fds = self._connection.receive()
         if order == "adopt":
             self._adopted.add(argument)
+            return None
+        if order == "import":
+            for module in argument:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
+            gc.freeze()
             return None
         pid = os.fork()
         if pid == 0:
