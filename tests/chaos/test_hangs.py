@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shoal.program import Handle, Program, current
+from shoal.program import Handle, NodeDied, Program, current
 from shoal.runtime import Run, Supervisor, launch
 from shoal.runtime.supervise import Hang
 
@@ -91,6 +91,21 @@ def test_a_stopped_process_is_told_and_replaced() -> None:
         assert run.client(stepper).life() == 1
     assert [hang.node for hang in hangs] == ["stepper"]
     assert "no sign of life" in hangs[0].reason
+
+
+def test_a_stopped_service_is_replaced_while_the_driver_itself_waits_for_it() -> None:
+    described = Program()
+    counter = described.add("counter", Counter)
+    described.place("counter", restart=True)
+    with launch(described, "local", supervisor=Supervisor(hang_seconds=3.0)) as run:
+        assert run.client(counter).add() == 1
+        run.wait(2.0)
+        old = run.pids()["counter"]
+        os.kill(old, signal.SIGSTOP)
+        with pytest.raises(NodeDied):
+            run.client(counter).add()
+        wait_for(run, lambda: run.pids().get("counter", old) != old)
+        assert run.client(counter).add() == 1, "the newcomer counts anew"
 
 
 def test_who_waits_for_another_node_does_not_hang() -> None:

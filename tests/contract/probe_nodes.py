@@ -207,3 +207,13 @@ class Visitor:
             return int(self._other.life())
         except ConnectionError:
             return None
+
+
+class Asker:
+    """Calls many services."""
+
+    def __init__(self, services: list[Any]) -> None:
+        self._services = services
+
+    def ask_all(self) -> list[int]:
+        return [service.echo(index) for index, service in enumerate(self._services)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from probe_nodes import Caller, Dependent, Essential, Faulty, Finite, Service, Visitor
+from probe_nodes import Asker, Caller, Dependent, Essential, Faulty, Finite, Service, Visitor
 from starting import Start, wait_until
 
 from shoal.program import NodeDied, Program, node_seed
@@ -125,6 +125,14 @@ def test_closing_twice_is_harmless_and_a_run_can_be_left_by_an_exception(start_q
 
 
 # ---- what only processes can suffer
+
+
+def test_a_node_may_call_more_others_than_descriptors_fit_into_a_message() -> None:
+    program = Program()
+    services = [program.add(f"service/{index}", Service) for index in range(40)]
+    asker = program.add("asker", Asker, services)
+    with launch(program, "local") as run:
+        assert run.client(asker).ask_all() == list(range(40))
 
 
 def test_every_node_has_a_process_of_its_own_and_none_is_left(start_processes: Start) -> None:

@@ -5,6 +5,7 @@ A runtime only starts a node, tells what happened to its nodes, and kills one; s
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -89,6 +90,7 @@ class Supervision:
         self._replaced: dict[str, str] = {}  # nodes that were killed, and why
         self._lived = 0.0  # the clock of hangs: stands still while this process does
         self._looked = clock()
+        self._thread, self._ticking = threading.get_ident(), False
 
     def start_all(self) -> None:
         for node in self.program.nodes.values():
@@ -106,6 +108,13 @@ class Supervision:
 
     def tick(self, until: float) -> None:
         """Start what is due, then hear and judge what happens, at the latest at `until`."""
+        self._ticking = True
+        try:
+            self._tick(until)
+        finally:
+            self._ticking = False
+
+    def _tick(self, until: float) -> None:
         now = self._clock()
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
@@ -121,6 +130,11 @@ class Supervision:
             self._note(event)
         self._judge([event for event in events if isinstance(event, Lost)])
         self._find_hangs()
+
+    def meanwhile(self) -> None:
+        """Go on supervising while this process waits for a node's answer: that node may hang itself."""
+        if threading.get_ident() == self._thread and not self._ticking:
+            self.tick(self._clock())
 
     def restarting(self) -> bool:
         """Whether somebody is to be started again."""

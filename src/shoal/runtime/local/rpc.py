@@ -6,12 +6,15 @@ import collections
 import pickle
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from shoal import buffers, sync
 from shoal.program import Context, NodeDied, public, set_current
 from shoal.runtime.local import cores
 from shoal.runtime.local.transport import Closed, Connection
+
+LOOK_AROUND = 0.5  # seconds
 
 
 class RemoteError(RuntimeError):
@@ -56,6 +59,7 @@ class LocalLane:
         self._sending = threading.Lock()
         self._receiving = threading.RLock()
         self._dead: str | None = None
+        self.while_waiting: Callable[[], None] | None = None  # called now and then by who waits for an answer
 
     def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaneFuture:
         """Make a call. Of a node that is gone it is the answer that fails: whoever does not ask for it goes on."""
@@ -108,7 +112,10 @@ class LocalLane:
     def read_until(self, future: LaneFuture) -> None:
         with sync.waiting(), self._receiving:
             while not future.ready:
-                self._receive()
+                if self.while_waiting is not None and not self._connection.ready(LOOK_AROUND):
+                    self.while_waiting()
+                else:
+                    self._receive()
 
     def _receive(self) -> None:
         try:

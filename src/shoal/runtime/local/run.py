@@ -15,6 +15,7 @@ import cloudpickle
 
 from shoal.program import Client, Context, Handle, Node, Program
 from shoal.runtime.host import BEAT
+from shoal.runtime.local import limits
 from shoal.runtime.local.node import GRACE, Start
 from shoal.runtime.local.rpc import LocalLane
 from shoal.runtime.local.transport import DESCRIPTORS, HAS_MEMFD, Closed, Connection, pair
@@ -59,6 +60,8 @@ class LocalRun:
         threads: int = 1,
         fork: bool = True,
     ) -> None:
+        limits.raise_file_limit()
+        limits.check(program, limits.Limits.here())
         self.program = program
         self.supervisor = supervisor or Supervisor()
         self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
@@ -84,6 +87,8 @@ class LocalRun:
         name = handle.name
         if name not in self._lanes:
             lanes = [LocalLane(name, Connection(self._serve(MAIN, name))) for _ in range(2)]
+            for lane in lanes:
+                lane.while_waiting = self._supervision.meanwhile
             self._lanes[name] = (lanes[0], lanes[1])
         client = Client(name, *self._lanes[name])
         if name in self._boards:

@@ -22,6 +22,7 @@ import time
 from typing import Any, Protocol
 
 from shoal.runtime.host import single_threaded_environment
+from shoal.runtime.local import limits
 from shoal.runtime.local.transport import HAS_MEMFD, Closed, Connection, pair
 
 PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoal.replay", "shoal.envs")
@@ -209,6 +210,7 @@ def main(fd: int, parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+    limits.raise_file_limit()
     for module in PRELOAD:
         importlib.import_module(module)
     _prctl(_PR_SET_PDEATHSIG, 0)  # from now on the end of the stream says it, and there are nodes to be ended first

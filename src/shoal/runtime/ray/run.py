@@ -89,6 +89,8 @@ class RayRun:
         name = handle.name
         if name not in self._lanes:
             self._lanes[name] = make_lanes(name, self._endpoint(name), self._identity)
+            for lane in self._lanes[name]:
+                lane.while_waiting = self._supervision.meanwhile
         return Client(name, *self._lanes[name])
 
     def wait(self, seconds: float) -> None:

@@ -1,0 +1,55 @@
+"""Programs that one machine cannot run are refused in a sentence that says what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import UserError
+from shoal.program import Program
+from shoal.runtime import launch
+from shoal.runtime.local import limits
+from shoal.runtime.local.limits import Limits, check
+
+PLENTY = Limits(tasks=1e6, files=1e6, memory=1e12)
+
+
+class Service:
+    """Called by all."""
+
+
+class Actor:
+    def __init__(self, service: Service) -> None: ...
+
+
+def program(actors: int) -> Program:
+    described = Program()
+    service = described.add("service", Service)
+    for index in range(actors):
+        described.add(f"actor/{index}", Actor, service)
+    return described
+
+
+def test_what_fits_is_not_refused() -> None:
+    check(program(100), PLENTY)
+    check(program(100), Limits(tasks=2 * 101 / limits.SHARE + 200 / limits.SHARE + 1, files=200 + 256, memory=1e9))
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (Limits(tasks=400, files=1e6, memory=1e12), "402 processes and threads on this machine, where 400 are allowed"),
+        (Limits(tasks=1e6, files=455, memory=1e12), "456 open files in one process on this machine, where 455"),
+        (Limits(tasks=1e6, files=1e6, memory=2**29), "1 GB of memory on this machine, where 0.5 GB are free"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_is_missing(machine: Limits, words: str) -> None:
+    with pytest.raises(
+        UserError, match=r"^101 nodes need at least .*: give fewer --actors \(about \d+ nodes"
+    ) as caught:
+        check(program(100), machine)
+    assert words in str(caught.value)
+
+
+def test_a_hundred_thousand_nodes_are_refused_before_one_is_started() -> None:
+    with pytest.raises(UserError, match="100,001 nodes need"):
+        launch(program(100_000), "local")
