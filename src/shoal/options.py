@@ -248,6 +248,14 @@ class Noise:
     """Deviations go down to this one over all environments; 0: the same for all."""
 
 
+@config()
+class RandomStart:
+    """A look around before the first policy acts."""
+
+    random_steps: Whole = 1_000
+    """Of all environments together, with uniform actions, before the actor acts."""
+
+
 @config(env="Pendulum-v1", envs_per_actor=8, rows=8, capacity=1_000_000, batch=256)
 class ContinuousControl(ActorAndCritics, Learning, Experience, Rewards, CentralInference, Acting):
     """What algorithms of an actor and critics share, with the sizes that their papers have."""

@@ -60,7 +60,7 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> QP
         make_q_network(cfg, env, seed, cfg.quantiles),
         seed,
         epsilons=None if greedy else ladder,
-        priorities=partial(first_priorities, cfg) if cfg.replay == "prioritized" else None,
+        priorities=partial(first_priorities, cfg) if cfg.replay == "prioritized" and not greedy else None,
         device=cfg.acting_device,
     )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Positive, Whole, config
+from shoal.config import Amount, Positive, config
 from shoal.envs import EnvSpec
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
@@ -27,7 +27,7 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import GaussianActor, TemperedNetworks, TwinCritic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import SMALL_CONTROL, ContinuousControl
+from shoal.options import SMALL_CONTROL, ContinuousControl, RandomStart
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
@@ -36,9 +36,7 @@ RATES = {"actor_rate": 3e-4, "critic_rate": 3e-4, "target_rate": 0.005}
 
 
 @config(replay="uniform", n=1, target_every=1, grad_clip=0.0, **RATES)
-class Config(ContinuousControl):
-    random_steps: Whole = 1_000
-    """Of all environments together, with uniform actions, before the actor acts."""
+class Config(ContinuousControl, RandomStart):
     temperature: Positive = 1.0
     """What entropy is worth at first, in units of scaled rewards."""
     temperature_rate: Amount = 3e-4
@@ -115,10 +113,10 @@ class SAC(Stateful):
             action, log_prob = self.draw(following)
             soft_value = self.target.network.expected_return(following, action) - temperature * log_prob
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
-        learned = {**batch, "q": q, "next_value": soft_value}
-        errors = td_errors(self.cfg, learned)
+        items = {**batch, "q": q, "next_value": soft_value}
+        errors = td_errors(self.cfg, items)
         loss = importance_mean(0.5 * errors.square().sum(0), batch.get("importance"))
-        return loss, priorities_of(self.cfg, learned), value_metrics(q, errors)
+        return loss, priorities_of(self.cfg, items), value_metrics(q, errors)
 
     def actor_loss(self, observation: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the mean soft value of the actor's own draws, and their mean entropy, without gradient."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.deterministic import DeterministicPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Whole, config
+from shoal.config import Amount, config
 from shoal.envs import EnvSpec
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
@@ -28,7 +28,7 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, TwinCritic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import SMALL_CONTROL, ContinuousControl, Noise
+from shoal.options import SMALL_CONTROL, ContinuousControl, Noise, RandomStart
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
@@ -37,9 +37,7 @@ SLOW: dict[str, Any] = {"target_every": 2, "target_rate": 0.005}  # every second
 
 
 @config(noise=0.1, replay="uniform", n=1, actor_rate=3e-4, critic_rate=3e-4, grad_clip=0.0, **SLOW)
-class Config(ContinuousControl, Noise):
-    random_steps: Whole = 1_000
-    """Of all environments together, with uniform actions, before the actor acts."""
+class Config(ContinuousControl, Noise, RandomStart):
     target_noise: Amount = 0.2
     """Deviation of the noise on target actions, in units of half their range."""
     target_noise_clip: Amount = 0.5
@@ -85,9 +83,9 @@ class TD3(Stateful):
         self.cfg = cfg
         self.network = make_networks(cfg, env, seed).to(cfg.device)
         self.target = Target(self.network, cfg.target_every, cfg.target_rate)
-        step = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
-        self.actor_optimizer = step(self.network.actor.parameters(), rate=cfg.actor_rate)
-        self.critic_optimizer = step(self.network.critic.parameters(), rate=cfg.critic_rate)
+        make = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
+        self.actor_optimizer = make(self.network.actor.parameters(), rate=cfg.actor_rate)
+        self.critic_optimizer = make(self.network.critic.parameters(), rate=cfg.critic_rate)
         self.noise = torch.Generator(cfg.device).manual_seed(seed)
 
     def update(self, batch: Batch) -> dict[str, Any]:
@@ -113,10 +111,10 @@ class TD3(Stateful):
             action = (action + noise.clamp(-self.cfg.target_noise_clip, self.cfg.target_noise_clip)).clamp(-1.0, 1.0)
             next_value = target.critic.expected_return(following, action)
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
-        judged = {**batch, "q": q, "next_value": next_value}
-        errors = td_errors(self.cfg, judged)
+        items = {**batch, "q": q, "next_value": next_value}
+        errors = td_errors(self.cfg, items)
         loss = importance_mean(errors.square().sum(0), batch.get("importance"))
-        return loss, priorities_of(self.cfg, judged), value_metrics(q, errors)
+        return loss, priorities_of(self.cfg, items), value_metrics(q, errors)
 
     def actor_loss(self, observation: Any) -> Tensor:
         """Minus the mean value that the first critic gives to the actor's own actions."""

@@ -217,10 +217,10 @@ def test_the_run_ends_with_a_sentence_when_no_gradient_is_finite() -> None:
     bad = np.full(server.pull().parameters.size, np.nan, np.float32)  # type: ignore[union-attr]
     for sequence in range(MAX_REFUSED - 1):
         server.push(f"worker/{sequence % 2}", sequence, bad, 0)
-    publisher._report._next = 0.0
+    publisher._reporter._next = 0.0
     assert publisher.step()
     server.push("worker/0", MAX_REFUSED, bad, 0)
-    publisher._report._next = 0.0
+    publisher._reporter._next = 0.0
     with pytest.raises(NonFinite, match="lower the learning rate"):
         publisher.step()
 
