@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from victim import small_program
 
+from shoal.errors import UserError
 from shoal.program import Handle, Program
 from shoal.runtime import RunFailed, Supervisor, launch
 from shoal.runtime.supervise import Loss
@@ -59,6 +60,28 @@ def test_restarts_back_off_and_the_traceback_is_shown_once() -> None:
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert gaps[0] >= 0.1
     assert gaps[1] >= 0.2
+
+
+class Mistaken:
+    """Finds out in its node what the user got wrong."""
+
+    restart = True
+
+    def step(self) -> None:
+        raise UserError("--env is not what it should be: give another one.")
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_users_mistake_inside_a_node_is_told_once_and_ends_the_run(runtime: str) -> None:
+    losses: list[Loss] = []
+    program = Program()
+    program.add("mistaken", Mistaken)
+    with launch(program, runtime, supervisor=Supervisor(on_loss=losses.append)) as run:
+        with pytest.raises(RunFailed) as caught:
+            run.wait(30.0)
+        assert not run.supervisor.restarts["mistaken"]
+    assert str(caught.value) == caught.value.user_error == "--env is not what it should be: give another one."
+    assert not losses
 
 
 @pytest.mark.slow

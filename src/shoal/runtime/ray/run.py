@@ -206,6 +206,8 @@ class RayRun:
                     f"{placement.amounts(ray.available_resources())} free; ask for less or add machines"
                 )
             self._supervision.tick(deadline)
+            if self.supervisor.interrupted():
+                raise KeyboardInterrupt
         for process in self._processes.values():
             self._begin(process)
         self._placing = False
