@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .messages import Array
+from shoal.types import Array
 
 
 def as_slice(indices: Array) -> Array | slice:

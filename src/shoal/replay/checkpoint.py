@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.types import Array
+
 from . import manifest as checks
 from .arrays import as_slice
 from .chunks import Schema, Store
@@ -27,7 +29,6 @@ from .errors import BadCheckpoint
 from .files import pack, read_header, read_whole, sync_directory, unpack, write_whole
 from .intake import Intake
 from .memory import Memory
-from .messages import Array
 from .tables import EMPTY, RunningTable
 
 _RECORD_BYTES = 2 << 20  # small enough that unpacking stays within the cache

@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from shoal.types import Array
+
 from .chunks import Store, Streams
-from .messages import Array, Block, Items
+from .messages import Block, Items
 from .numbers import LONGEST_ITEM, check_priorities
 from .tables import RunningTable
 
-Arrays = list[tuple[str, tuple[int, ...], np.dtype[Any]]]  # what columns look like
+ColumnShapes = list[tuple[str, tuple[int, ...], np.dtype[Any]]]  # what columns look like
 
 
-def arrays_of(columns: Mapping[str, Array]) -> Arrays:
+def shapes_of(columns: Mapping[str, Array]) -> ColumnShapes:
     return [(name, values.shape, values.dtype) for name, values in columns.items()]
 
 

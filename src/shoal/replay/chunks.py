@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from shoal.types import Array
+
 from .arrays import as_slice, distinct
 from .memory import Memory
-from .messages import Array
 
 _ONE = np.int32(1)  # of the references' own type: anything else takes `ufunc.at` 25 times as long
 

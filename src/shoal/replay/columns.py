@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .messages import Array, Layout
+from shoal.types import Array
+
+from .messages import Layout
 from .numbers import check_number
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .messages import Array
+from shoal.types import Array
 
 
 class Extension:

@@ -14,8 +14,9 @@ from typing import Any
 import lz4.block
 import numpy as np
 
+from shoal.types import Array
+
 from .errors import BadCheckpoint
-from .messages import Array
 from .numbers import check_whole
 
 _MAGIC = b"shoal replay 2\n"

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from .messages import Array
+from shoal.types import Array
 
 Padding = Literal["repeat", "zero"]
 

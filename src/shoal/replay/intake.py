@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .checks import Arrays, arrays_of, check_block
+from shoal.types import Array
+
+from .checks import ColumnShapes, check_block, shapes_of
 from .chunks import Piece, Schema, Store, Streams, chunk_length_for, schema_of
 from .limiters import Round
 from .memory import Memory
-from .messages import Array, Block, version_row
+from .messages import Block, version_row
 from .tables import RunningTable
 
 _LIVES = 16  # of a writer that are known to have ended
@@ -53,7 +55,7 @@ class KnownWriter:
     life: str
     sequence: int = -1  # of its newest block
     streams: Streams | None = None
-    arrays: Arrays = field(default_factory=list)  # what the columns of its newest block look like
+    arrays: ColumnShapes = field(default_factory=list)  # what the columns of its newest block look like
     arriving: dict[str, Arriving] = field(default_factory=dict)  # what limiters hold up of the newest block
     accepted: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
@@ -117,7 +119,7 @@ class Intake:
 
     def reserve(self, writer: KnownWriter, block: Block) -> tuple[Streams, list[Piece]]:
         """Check the block and find places for its rows."""
-        streams, arrays = writer.streams, arrays_of(block.columns)
+        streams, arrays = writer.streams, shapes_of(block.columns)
         familiar = streams is not None and arrays == writer.arrays
         rows, environments = check_block(block, streams, self._tables, familiar)
         writer.arrays = arrays

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .messages import Array
+from shoal.types import Array
+
 from .numbers import check_number, check_whole
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from shoal.types import Array
+
 from .chunks import Schema, row_bytes
 from .files import MOST_COMPRESSED
 from .limiters import Round
 from .memory import Memory
-from .messages import Array
 from .numbers import LONGEST_CHUNK, LONGEST_ITEM, check_priorities, check_whole
 from .tables import EMPTY, ITEM, RunningTable
 from .views import VIEWS, Transition, View, Whole

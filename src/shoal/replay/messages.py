@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from shoal.types import Array
 
 if TYPE_CHECKING:
     from .views import View
 
-Array = npt.NDArray[Any]
-Columns = Mapping[str, Array]
 Layout = Literal["time", "batch"]
-Rows = TypeVar("Rows", int, npt.NDArray[Any])  # numbers of rows
+Rows = TypeVar("Rows", int, Array)  # numbers of rows
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .messages import Array
+from shoal.types import Array
 
 LONGEST_ITEM = np.iinfo(np.int16).max  # rows: what a table's arrays have room for
 LONGEST_CHUNK = 1 << 14  # rows

@@ -14,8 +14,10 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from shoal.types import Array
+
 from .frames import Padding
-from .messages import Array, Spans
+from .messages import Spans
 from .numbers import LONGEST_ITEM, check_whole
 from .views import Transition, View, Whole
 

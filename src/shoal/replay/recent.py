@@ -6,7 +6,9 @@ from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
-from .messages import Array, Spans
+from shoal.types import Array
+
+from .messages import Spans
 
 
 class Recent:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.types import Array
+
 from .arrays import distinct
-from .messages import Array
 from .numbers import check_number
 from .sumtree import SumTree
 

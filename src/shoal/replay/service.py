@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.types import Array
+
 from .. import sync
 from . import checkpoint
 from .chunks import Store, write
@@ -23,7 +25,7 @@ from .errors import ReplayClosed, ReplayTimeout
 from .extensions import Extension
 from .intake import Intake, KnownWriter
 from .memory import Memory
-from .messages import Array, Block, Inserted, Layout, Mass, Sample
+from .messages import Block, Inserted, Layout, Mass, Sample
 from .numbers import LONGEST_CHUNK, check_keys, check_priorities, check_timeout, check_whole
 from .statistics import describe, waiting
 from .tables import RunningTable

@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from shoal.types import Array
+
 from .. import sync
 from .errors import ReplayClosed, ReplayTimeout
-from .messages import Array, Block, Inserted, Layout, Mass, Sample
+from .messages import Block, Inserted, Layout, Mass, Sample
 from .numbers import check_keys, check_priorities, check_timeout, check_whole
 
 _PATIENCE = 0.2  # seconds of waiting on one shard while another may have what is asked for

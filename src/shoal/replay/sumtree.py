@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .messages import Array
+from shoal.types import Array
 
 _TOP = 4096
 _TRIES = 64

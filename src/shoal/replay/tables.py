@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from shoal.types import Array
+
 from .arrays import as_slice, distinct
 from .chunks import Store
 from .description import Table
 from .errors import BadCheckpoint
 from .extensions import Extension
 from .limiters import Counts, Round
-from .messages import Array
 from .numbers import check_whole
 from .selectors import Drawn, Ranked
 from .statistics import Statistics

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shoal.types import Array
+
 from .. import buffers
 from .chunks import Store
 from .frames import Padding, stack_positions
-from .messages import Array, Layout, Window
+from .messages import Layout, Window
 from .numbers import LONGEST_ITEM, check_number, check_whole
 
 _ZERO = np.float32(0.0)

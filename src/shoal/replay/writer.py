@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .checks import Arrays, arrays_of, check_rows, shape_of
-from .messages import Array, Block, Columns, Inserted, Items, Spans
+from shoal.types import Array, Arrays
+
+from .checks import ColumnShapes, check_rows, shape_of, shapes_of
+from .messages import Block, Inserted, Items, Spans
 from .numbers import check_priorities, check_whole
 from .patterns import Appended, Pattern
 from .recent import Recent
@@ -66,13 +68,13 @@ class Writer:
         self._read: list[str] = []  # columns that a priority function may read
         self._kept: list[str] = []  # columns that are kept here for a while
         self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # shape and dtype of columns
-        self._arrays: Arrays | None = None  # what the columns of the last append looked like
+        self._arrays: ColumnShapes | None = None  # what the columns of the last append looked like
         self._blocks: list[dict[str, Array]] = []  # appended and not yet sent
         self._items: dict[str, list[Items]] = {}
         self._first_unsent = 0
         self._unsent: Block | None = None  # sent without an answer
 
-    def append(self, columns: Columns, priorities: Priorities = None, *, timeout: float | None = None) -> Inserted:
+    def append(self, columns: Arrays, priorities: Priorities = None, *, timeout: float | None = None) -> Inserted:
         """Add rows: columns [T, B, ...] of the stream format, "state/…" being the recurrent state before each row.
 
         `priorities` of the items that these rows complete: a number (1 by default), a function of the columns as a
@@ -124,7 +126,7 @@ class Writer:
         self._unsent = None
         return result
 
-    def _items_of(self, columns: Columns, count: int, environments: int, priorities: Priorities) -> dict[str, Items]:
+    def _items_of(self, columns: Arrays, count: int, environments: int, priorities: Priorities) -> dict[str, Items]:
         """The items that these rows complete, per table."""
         valid = columns.get("valid")
         if valid is None:
@@ -160,9 +162,9 @@ class Writer:
         self._next_row += count
         return items
 
-    def _check(self, columns: Columns) -> tuple[int, int]:
+    def _check(self, columns: Arrays) -> tuple[int, int]:
         """Rows and environments of columns that are those of the first append, or a ValueError."""
-        arrays = arrays_of(columns)
+        arrays = shapes_of(columns)
         if arrays == self._arrays:  # as in the append before: nothing to look at again
             return shape_of(columns)
         shape = check_rows(columns)

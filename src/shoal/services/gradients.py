@@ -23,9 +23,9 @@ from shoal.flat import FlatOptimizer
 from shoal.program import Context, current, futures
 from shoal.state import as_arrays
 from shoal.sync import Condition
+from shoal.versions import NONE
 
-Vector = npt.NDArray[np.float32]
-NONE = -1  # older than every version
+FlatArray = npt.NDArray[np.float32]
 
 
 class Answer(NamedTuple):
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
     accepted: bool  # the gradient has been, or will be, part of a step
     finished: bool  # no further gradient will be accepted
     version: int
-    parameters: Vector
+    parameters: FlatArray
 
 
 class GradientServer:
@@ -69,14 +69,14 @@ class GradientServer:
         self._expected = synchronous or reduce
         self._changed = Condition()
         self._version = NONE
-        self._pending: dict[tuple[str, int], tuple[Vector, float]] = {}
+        self._pending: dict[tuple[str, int], tuple[FlatArray, float]] = {}
         self._last: dict[str, tuple[int, bool]] = {}  # worker -> its last sequence number and whether it was accepted
         self._counts: Counter[str] = Counter()
         self._closed = False
 
     # ---- what workers call
 
-    def initialise(self, parameters: Vector) -> bool:
+    def initialise(self, parameters: FlatArray) -> bool:
         """Set the parameters at version 0. Only the first call does, and returns True: all workers start equal."""
         with self._changed:
             if self._version != NONE:
@@ -94,7 +94,7 @@ class GradientServer:
             )
             return self._answer(False) if found and self._version != NONE else None
 
-    def push(self, worker: str, sequence: int, gradient: Vector, version: int, weight: float = 1.0) -> Answer:
+    def push(self, worker: str, sequence: int, gradient: FlatArray, version: int, weight: float = 1.0) -> Answer:
         """Take a gradient that was computed at `version` as a mean over `weight` rows.
 
         A worker's sequence numbers rise; one that is not higher than its last is a repeat, and never applied again.
@@ -174,7 +174,7 @@ class GradientServer:
         np.copyto(parameters, self._parameters)
         return Answer(accepted, self._over(), self._version, parameters)
 
-    def _take(self, worker: str, sequence: int, gradient: Vector, version: int, weight: float) -> bool:
+    def _take(self, worker: str, sequence: int, gradient: FlatArray, version: int, weight: float) -> bool:
         if self._over():
             return False
         counts = self._counts
@@ -212,7 +212,7 @@ class GradientServer:
             self._expected = len(self._pending)
             self._step()
 
-    def _set_parameters(self, parameters: Vector) -> None:
+    def _set_parameters(self, parameters: FlatArray) -> None:
         self._parameters = np.array(parameters, np.float32).reshape(-1)
         self._scratch = np.empty_like(self._parameters)
         flat = torch.from_numpy(self._parameters)  # in the same memory
@@ -248,7 +248,7 @@ class GradientClient:
     def __init__(
         self,
         servers: Sequence[Any],
-        parameters: Vector,
+        parameters: FlatArray,
         groups: Sequence[int] | None = None,
         worker: str | None = None,  # names this client to the servers; None: its node's name, elsewhere a unique one
     ) -> None:
@@ -284,7 +284,7 @@ class GradientClient:
         self._load(answers)
         return self.versions != before
 
-    def push(self, gradient: Vector, weight: float = 1.0) -> Pushed:
+    def push(self, gradient: FlatArray, weight: float = 1.0) -> Pushed:
         """Push the mean gradient over `weight` rows at these parameters, and load the newest."""
         self._sequence += 1
         asked = [

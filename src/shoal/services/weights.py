@@ -17,10 +17,8 @@ import numpy.typing as npt
 
 from shoal.program import futures
 from shoal.sync import Condition
+from shoal.types import Arrays, Columns
 from shoal.versions import NONE, number
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-Weights = dict[str, npt.NDArray[Any]]
 
 
 class SharedWeights:
@@ -38,7 +36,7 @@ class SharedWeights:
         self._store = store
         self._fd = fd
         self._header: npt.NDArray[np.int64] | None = None  # count, bytes of a buffer, bytes of the layout, 3 versions
-        self._slots: list[Weights] = []
+        self._slots: list[Columns] = []
 
     def publish(self, weights: Arrays, version: int) -> None:
         with self._exclusively():
@@ -64,7 +62,7 @@ class SharedWeights:
         self._header[0] = count + 1
         futures(self._store).announce(version)
 
-    def newer(self, than: int = NONE) -> tuple[int, Weights] | None:
+    def newer(self, than: int = NONE) -> tuple[int, Columns] | None:
         """(version, weights) when there is a newer version; the arrays are the caller's own."""
         header = self._header
         if header is None:
@@ -82,7 +80,7 @@ class SharedWeights:
                 return version, weights
         return None
 
-    def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Weights] | None:
+    def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Columns] | None:
         """As `newer`, but waits for it."""
         if (found := self.newer(than)) is None and self._store.reached(than, timeout):
             found = self.newer(than)
@@ -171,7 +169,7 @@ class WeightStore:
     def __init__(self) -> None:
         self._changed = Condition()
         self._version = NONE
-        self._weights: Weights = {}
+        self._weights: Columns = {}
         self._snapshot: Any = None
         self._closed = False
 
@@ -196,12 +194,12 @@ class WeightStore:
             self._version = max(self._version, version)  # those of several writers may arrive in another order
             self._changed.notify_all()
 
-    def newer(self, than: int = NONE) -> tuple[int, Weights] | None:
+    def newer(self, than: int = NONE) -> tuple[int, Columns] | None:
         """(version, weights) when there is a version newer than `than`."""
         with self._changed:
             return (self._version, self._weights) if self._version > than else None
 
-    def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Weights] | None:
+    def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Columns] | None:
         """As `newer`, but waits for it, at most `timeout` seconds."""
         return self.newer(than) if self.reached(than, timeout) else None
 

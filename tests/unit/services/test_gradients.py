@@ -18,12 +18,13 @@ from shoal.errors import UserError
 from shoal.flat import flatten
 from shoal.program import Context, Handle, Program, set_current
 from shoal.runtime import launch
-from shoal.services.gradients import NONE, Answer, GradientClient, GradientServer, Vector, cut
+from shoal.services.gradients import Answer, FlatArray, GradientClient, GradientServer, cut
+from shoal.versions import NONE
 
 SIZE = 6
 
 
-def vector(*values: float) -> Vector:
+def vector(*values: float) -> FlatArray:
     return np.array(values, np.float32)
 
 
@@ -124,7 +125,7 @@ def test_the_pushes_of_a_worker_are_applied_in_its_order() -> None:
     server = descending(1)
     original = server._take
 
-    def record(worker: str, sequence: int, gradient: Vector, version: int, weight: float) -> bool:
+    def record(worker: str, sequence: int, gradient: FlatArray, version: int, weight: float) -> bool:
         taken.append(float(gradient[0]))
         return original(worker, sequence, gradient, version, weight)
 
