@@ -123,6 +123,7 @@ class Context:
     name: str = "main"
     seed: int = 0
     restarts: int = 0
+    address: str = "127.0.0.1"  # under which the other nodes' machines reach this one
 
 
 _current = threading.local()

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 from gymnasium import spaces
 
+from shoal.services import group as meeting
 from shoal.services.group import Group, Member
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -86,3 +88,15 @@ class Rank:
 
     def weights(self) -> list[Batch]:
         return [learner.weights() for learner in self._learners]
+
+
+class Listening:
+    """A learner that tells on which addresses its process listens, for the others of its group and for anybody."""
+
+    def __init__(self, group: Group, rank: int, size: int, machine: str) -> None:
+        meeting._machine = lambda: machine
+        self._member = Member(group, rank, size)
+        self._member.largest(1.0)
+
+    def addresses(self) -> set[str]:
+        return {one.laddr.ip for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN}

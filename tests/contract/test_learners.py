@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learner_nodes import B, Batch, Case, Rank, batch, batch_for, make_learner
+from learner_nodes import B, Batch, Case, Listening, Rank, batch, batch_for, make_learner
 from starting import Start, start_on, wait_until
 
 from shoal import envs
@@ -151,3 +151,15 @@ def test_a_lost_learner_takes_the_group_along_on_every_runtime_with_processes(
     start_processes: Start, name: str, victim: str
 ) -> None:
     survives(start_processes, name, victim)
+
+
+@pytest.mark.parametrize("machines", [("here", "here"), ("here", "there")], ids=["one machine", "several"])
+def test_learners_meet_on_their_own_address_only(machines: tuple[str, str]) -> None:
+    """Of one machine on its loopback interface; otherwise where their runtime says that their machines are reached,
+    which on the local runtime is there too."""
+    program = Program()
+    group = program.add("group", Group, 2)
+    ranks = [program.add(f"rank/{i}", Listening, group, i, 2, machine) for i, machine in enumerate(machines)]
+    with start_on("local", program) as run:
+        told = [run.client(rank).addresses() for rank in ranks]
+    assert told == [{"127.0.0.1"}, {"127.0.0.1"}]

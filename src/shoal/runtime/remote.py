@@ -7,7 +7,7 @@ import pickle
 import queue
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.program import Client, Context, Node
@@ -52,7 +52,7 @@ class RemoteNode:
 
     def begin(self, node: bytes, context: Context, callees: dict[str, Endpoint], certificate: bytes) -> None:
         assert self._listener is not None
-        self._context = context
+        self._context = replace(context, address=self._listener.endpoint.host)
         self._identity.certify(certificate)
         self._listener.open()
         self._lanes = {callee: make_lanes(callee, endpoint, self._identity) for callee, endpoint in callees.items()}

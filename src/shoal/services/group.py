@@ -10,8 +10,11 @@ all of them meet again, in a new generation.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import socket
+import struct
+import sys
 import uuid
 from typing import Any
 
@@ -28,6 +31,7 @@ Address = tuple[str, int]
 
 MEETING = datetime.timedelta(seconds=20)  # for all to connect, once all have come
 SUMMING = datetime.timedelta(hours=2)  # others may have to wait for data
+_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 
 
 class PeerLost(NodeDied):
@@ -153,11 +157,12 @@ class Member:
         return float(self.sum(values).max())
 
     def _connect(self, one_machine: bool) -> None:
-        if one_machine:  # nothing of this is for other machines to see
-            names = [name for _, name in socket.if_nameindex()]
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", next((name for name in names if name.startswith("lo")), "lo"))
+        address = "127.0.0.1" if one_machine else current().address
+        if (interface := interface_of(address)) is not None:  # or gloo and nccl listen where the machine's name leads
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         try:
-            store = self._listen(one_machine) if self.rank == 0 else self._call()
+            store = self._listen(address) if self.rank == 0 else self._call()
             store.set(f"here/{self.rank}", "")
             store.wait([f"here/{rank}" for rank in range(self.size)], MEETING)
             backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -165,8 +170,8 @@ class Member:
         except RuntimeError as error:
             raise PeerLost(f"learner {self.rank} could not connect to the others: {error}") from error
 
-    def _listen(self, one_machine: bool) -> Any:
-        host = "127.0.0.1" if one_machine else _own_address()
+    def _listen(self, host: str) -> Any:
+        """On this address alone."""
         with socket.create_server((host, 0)) as listener:
             port = listener.getsockname()[1]
             store = distributed.TCPStore(  # type: ignore[attr-defined]
@@ -187,11 +192,17 @@ def _machine() -> str:
     return f"{socket.gethostname()} {uuid.getnode():x}"
 
 
-def _own_address() -> str:
-    """The address under which other machines reach this one: that of the interface that leads outwards."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))  # of a datagram socket this sends nothing
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has an address; None where the system does not say."""
+    if sys.platform != "linux":
+        names = [name for _, name in socket.if_nameindex()]
+        return next((name for name in names if name.startswith("lo")), None) if address == "127.0.0.1" else None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(any_socket, _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
+            except OSError:  # it has none
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return None

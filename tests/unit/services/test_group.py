@@ -14,7 +14,7 @@ import torch
 
 from shoal.optim import AllReduce
 from shoal.program import NodeDied
-from shoal.services.group import Group, Member, PeerLost
+from shoal.services.group import Group, Member, PeerLost, interface_of
 
 Call = Callable[..., Future[Any]]
 
@@ -173,3 +173,8 @@ def test_gradients_on_one_device_are_weighted_by_counts_from_another() -> None:
     gradient, loss = torch.zeros(3, device="meta"), torch.zeros((), device="meta")
     reduced, _ = optimizer._reduce(gradient, loss, torch.tensor(5))
     assert reduced.device.type == "meta"
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert (interface_of("127.0.0.1") or "").startswith("lo")
+    assert interface_of("192.0.2.77") is None
