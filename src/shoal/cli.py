@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import shoal
-from shoal.config import Count, Positive, Seed, apply_preset, did_you_mean, validate
+from shoal.config import Count, Positive, Whole, apply_preset, did_you_mean, validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, Typed, peek, read
 from shoal.experiment.options import Options, Runtime
@@ -149,15 +149,21 @@ def _algorithm(command: str, words: Sequence[str]) -> tuple[str, Sequence[str]]:
     from shoal.experiment import registry
 
     if not words or words[0] in HELP:
-        known = "\n".join(f"  {name:10} {registry.description(name)}" for name in registry.names())
-        print(
-            f"usage: shoal {command} ALGORITHM [OPTIONS]\n\n{known}\n\nshoal {command} ALGORITHM --help shows options."
-        )
+        print(f"usage: shoal {command} ALGORITHM [OPTIONS]\n\n{_algorithm_lines(registry.names())}\n")
+        print(f"shoal {command} ALGORITHM --help shows options.")
         raise SystemExit(OK if words else USAGE)
     if words[0].startswith("-"):
         raise UserError(f"shoal {command} needs an algorithm first: shoal {command} impala {' '.join(words)}")
     registry.check_name(words[0])
     return words[0], words[1:]
+
+
+def _algorithm_lines(names: Sequence[str]) -> str:
+    """Each with its one line, in the terminal's width."""
+    from shoal.experiment import registry
+    from shoal.experiment.usage import in_columns
+
+    return "\n".join(line for name in names for line in in_columns(name, registry.description(name), 11))
 
 
 def _configure(
@@ -196,11 +202,13 @@ class EvalOptions:
 
     episodes: Count = 50
     """Fresh ones, played greedily."""
-    seed: Seed | None = None
+    seed: Whole | None = None
     """Of the environments; drawn anew when none is given."""
     env: str | None = None
     """module:factory or id in place of the recorded one."""
     network: str | None = None
+    """module:factory in place of the recorded one."""
+    core: str | None = None
     """module:factory in place of the recorded one."""
     json: bool = False
     """Print one JSON object."""
@@ -217,7 +225,8 @@ def _eval(words: Sequence[str], started: float) -> int:
     from shoal.experiment.evaluation import evaluate_run
     from shoal.experiment.view import amount
 
-    found = evaluate_run(Path(typed.words[0]), options.episodes, options.seed, env=options.env, network=options.network)
+    given = {"env": options.env, "network": options.network, "core": options.core}
+    found = evaluate_run(Path(typed.words[0]), options.episodes, options.seed, **given)
     if options.json:
         _print_json(dataclasses.asdict(found))
     else:
@@ -258,8 +267,7 @@ def _algorithms(words: Sequence[str], started: float) -> int:
         raise UserError(f"shoal algorithms takes no arguments, not {' '.join(words)}.")
     from shoal.experiment import registry
 
-    for name in registry.names():
-        print(f"{name:10} {registry.description(name)}")
+    print(_algorithm_lines(registry.names()))
     return OK
 
 
@@ -291,7 +299,8 @@ class BenchOptions:
     runtime: Runtime = "local"
     ray_address: str | None = None
     """Of a running Ray cluster."""
-    seed: Seed = 0
+    seed: Whole = 0
+    """Of the run; every node derives its own."""
     json: bool = False
     """The last line of stdout is one JSON object."""
 

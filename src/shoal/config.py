@@ -43,7 +43,7 @@ class AtLeast:
     least: float
 
     def fault(self, value: Any) -> str | None:
-        return None if value >= self.least else f"is too small: give at least {self.least:g}."
+        return None if value >= self.least else f"is too small: give at least {self.least:.12g}."
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Above:
     bound: float
 
     def fault(self, value: Any) -> str | None:
-        return None if value > self.bound else f"is too small: give a number above {self.bound:g}."
+        return None if value > self.bound else f"is too small: give a number above {self.bound:.12g}."
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Between:
     def fault(self, value: Any) -> str | None:
         if self.low <= value <= self.high:
             return None
-        return f"is out of range: give a number from {self.low:g} to {self.high:g}."
+        return f"is out of range: give a number from {self.low:.12g} to {self.high:.12g}."
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ Amount = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, Above(0)]
 Share = Annotated[float, Between(0, 1)]
 Widths = Annotated[tuple[int, ...], LayerWidths()]
-Seed = Annotated[int, Between(0, 2**32 - 1)]
+Seconds = Annotated[float, Between(0, 1e6)]
+Threads = Annotated[int, Between(1, 1024)]
 Limit = AtLeast | Above | Between | LayerWidths
 
 
@@ -229,6 +230,26 @@ def _check_sizes(config: Any) -> None:
         raise UserError(
             f"--queue {queue} can never hold a batch of {batch} items and the run would wait forever: "
             f"give --queue {batch} or more, or a smaller --batch."
+        )
+    ratio = getattr(config, "samples_per_insert", 0.0)
+    if batch is not None and capacity is not None and 0 < ratio < batch / capacity:
+        raise UserError(
+            f"--samples-per-insert {ratio:g} makes an update of {batch} items wait for {batch / ratio:.3g} new ones, "
+            f"more than --capacity {capacity} holds: give {batch / capacity:.3g} or more, or 0 for no ratio at all."
+        )
+    _check_minibatches(config)
+
+
+def _check_minibatches(config: Any) -> None:
+    """Whoever learns in minibatches has a row for each."""
+    if not hasattr(config, "minibatches"):
+        return
+    items = config.batch if hasattr(config, "batch") else config.actors * config.envs_per_actor
+    rows = items * config.unroll // config.learners
+    if config.minibatches > rows:
+        raise UserError(
+            f"--minibatches {config.minibatches} cannot be made of the {rows} rows that a learner is given: "
+            f"give {rows} or fewer, or more environments or a longer --unroll."
         )
 
 

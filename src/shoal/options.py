@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from shoal.config import Amount, Count, Factory, Positive, Share, Whole, Widths, config
+from shoal.config import Amount, Count, Factory, Positive, Seconds, Share, Threads, Whole, Widths, config
 
 Activation = Literal["tanh", "relu"]
 
@@ -40,7 +40,7 @@ class CentralInference:
     """How many, among which actors are divided."""
     inference_batch: Whole = 0
     """Environments answered at once; 0: all of a server's actors."""
-    inference_wait: Amount = 0.002
+    inference_wait: Seconds = 0.002
     """Seconds a request waits for others to share its batch."""
 
 
@@ -60,7 +60,7 @@ class Learning:
 
     learners: Count = 1
     """Each takes its share of a batch; gradients are summed over all of them."""
-    learner_threads: Count = 1
+    learner_threads: Threads = 1
     """Threads that each learner computes with on a CPU."""
     device: str = "cpu"
     """What learners compute on."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal import config
-from shoal.config import Amount, Count, Whole
+from shoal.config import Amount, Count, Seconds, Whole
 from shoal.errors import UserError
 
 Runtime = Literal["local", "inline", "ray"]
@@ -27,7 +27,7 @@ class Options:
     run_dir: str | None = None  # default: a new folder in runs/
     hang_seconds: Amount = 30.0  # after which a node that stands still is told of and replaced; 0: never
     max_failures: Whole = 5  # restarts of one node in a row before the run gives up
-    eval_every: Amount = 0.5  # seconds from one evaluation to the next
+    eval_every: Seconds = 0.5  # seconds from one evaluation to the next
     eval_episodes: Count = 10  # per evaluation
 
     def check(self) -> None:

@@ -62,14 +62,18 @@ def rebuild(path: Path, given: Mapping[str, str]) -> tuple[str, Algorithm, Any]:
     file = path / directory.CONFIG
     folders = record.get("folders", [])
     look_in(folder for folder in (folders if isinstance(folders, list) else []) if isinstance(folder, str))
+    values = record["config"] | {"pattern": None} | dict(given)  # patterns are the replay's: playing needs none
     for field in record.get("lost") or []:
-        if field not in given:
+        if values.get(field) is not None and field not in given:
             raise UserError(
                 f"The {field} of {path}, {record['config'].get(field)}, was not in a module and cannot be imported: "
                 f"put it into one and give {config.option(field)} module:factory."
             )
     algorithm = registry.load(record["algorithm"])
-    cfg = config.from_record(algorithm.Config, record["config"] | given)
+    for field in given:
+        if field not in record["config"]:
+            raise UserError(f"{record['algorithm']} has no option {config.option(field)}: leave it out.")
+    cfg = config.from_record(algorithm.Config, values)
     try:
         config.validate(cfg)
     except UserError as error:

@@ -16,7 +16,7 @@ _WORDS = {int: "N", float: "NUMBER", str: "NAME"}
 
 def help_text(command: str, description: str, parts: Iterable[Any], words: str = "") -> str:
     """Usage and options of dataclass instances, whose values are shown as defaults; their groups are the headings."""
-    width = max(60, min(100, shutil.get_terminal_size().columns))
+    width = _width()
     lines = [f"usage: {command} {words + ' ' if words else ''}[OPTIONS]", "", *textwrap.wrap(description, width)]
     for part in parts:
         groups: dict[type[Any], list[Option]] = {type(part): []}  # what is the part's own comes first
@@ -25,7 +25,7 @@ def help_text(command: str, description: str, parts: Iterable[Any], words: str =
         for group, options in groups.items():
             if options:
                 lines += ["", *textwrap.wrap(_heading(group), width)]
-                lines += [line for found in options for line in _described(found, getattr(part, found.field), width)]
+                lines += [line for found in options for line in _described(found, getattr(part, found.field))]
     return "\n".join([*lines, "", "  -h, --help              this text"])
 
 
@@ -35,13 +35,22 @@ def _heading(group: type[Any]) -> str:
     return said or group.__module__
 
 
-def _described(found: Option, value: Any, width: int) -> Sequence[str]:
+def _described(found: Option, value: Any) -> Sequence[str]:
     default = _shown(value)
     text = " ".join(part for part in (found.text, f"[{default}]" if default else "") if part)
-    left = f"  {_typed(found)}"
-    if len(left) > INDENT - 2:
-        return [left, *textwrap.wrap(text, width, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT)]
-    return textwrap.wrap(text, width, initial_indent=left.ljust(INDENT), subsequent_indent=" " * INDENT) or [left]
+    return in_columns(f"  {_typed(found)}", text, INDENT)
+
+
+def in_columns(left: str, text: str, indent: int) -> list[str]:
+    """A word and what is said of it beside it, or below where it is too long."""
+    blank = " " * indent
+    if len(left) >= indent:
+        return [left, *textwrap.wrap(text, _width(), initial_indent=blank, subsequent_indent=blank)]
+    return textwrap.wrap(text, _width(), initial_indent=left.ljust(indent), subsequent_indent=blank) or [left]
+
+
+def _width() -> int:
+    return max(60, min(100, shutil.get_terminal_size().columns))
 
 
 def _typed(found: Option) -> str:

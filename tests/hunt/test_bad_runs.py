@@ -1,0 +1,217 @@
+"""Run directories that are damaged, foreign, or hold weights of something else: `eval` and `plot` say so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.hunt.conftest import Told
+
+from shoal import envs
+from shoal.algorithms import impala
+from shoal.experiment import records
+from shoal.experiment.directory import RunDirectory
+from shoal.experiment.options import Options
+
+Damage = Callable[[Path], object]
+FIRST = "torso.0.weight"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory as a short run leaves it."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    cfg = impala.Config(hidden=(8,), preset="none")
+    made = RunDirectory.create(str(path), "impala", "CartPole-v1", 0, print)
+    made.write_config(records.record_of("impala", cfg, "classic", Options()))
+    made.write_weights(impala.make_policy(cfg, envs.describe("CartPole-v1"), 0).state_dict()["weights"])
+    for index in range(3):
+        row = {"eval_return": 9.0, "spread": 1.0, "env_steps": index * 100, "seconds": index * 0.5}
+        made.write_row("evaluation", row)
+    made.write_summary({"env_steps": 200})
+    made.close()
+    return path
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def text(name: str, content: str | bytes) -> Damage:
+    return lambda run: (run / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def cut(name: str, to: int) -> Damage:
+    return lambda run: (run / name).write_bytes((run / name).read_bytes()[:to])
+
+
+def config(**changes: Any) -> Damage:
+    """Changes to the record, and with `config={…}` to the algorithm's config in it."""
+
+    def change(run: Path) -> None:
+        record = json.loads((run / "config.json").read_text())
+        inner = changes.get("config")
+        whole = record | changes | ({"config": record["config"] | inner} if isinstance(inner, dict) else {})
+        (run / "config.json").write_text(json.dumps(whole))
+
+    return change
+
+
+def weights(change: Callable[[dict[str, Any]], object]) -> Damage:
+    def rewrite(run: Path) -> None:
+        with np.load(run / "weights.npz") as archive:
+            arrays = dict(archive)
+        change(arrays)
+        np.savez(run / "weights.npz", **arrays)
+
+    return rewrite
+
+
+def with_nan(arrays: dict[str, Any]) -> None:
+    arrays[FIRST][0, 0] = np.nan
+
+
+def fill(run: Path) -> None:
+    data = bytearray((run / "weights.npz").read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 64] = b"\xff" * 64
+    (run / "weights.npz").write_bytes(bytes(data))
+
+
+EVAL: dict[str, tuple[Damage, str]] = {
+    "no config": (lambda run: (run / "config.json").unlink(), "is not a run directory: it has no config.json."),
+    "config cut short": (cut("config.json", 40), "config.json cannot be read"),
+    "config empty": (text("config.json", ""), "config.json cannot be read"),
+    "config no object": (text("config.json", "[1, 2]"), "config.json is damaged: it holds no run's config."),
+    "config a number": (text("config.json", "3"), "config.json is damaged: it holds no run's config."),
+    "config null": (text("config.json", "null"), "config.json is damaged: it holds no run's config."),
+    "config lacks": (text("config.json", "{}"), "config.json lacks algorithm, config, env"),
+    "config no text": (text("config.json", b"\xff\xfe\x00"), "config.json cannot be read"),
+    "config deep": (text("config.json", "[" * 100_000), "config.json cannot be read"),
+    "config a folder": (
+        lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
+        "config.json cannot be read",
+    ),
+    "algorithm unknown": (config(algorithm="inpala"), "There is no algorithm inpala"),
+    "algorithm a number": (config(algorithm=3), "is damaged: algorithm and env must be names"),
+    "algorithm gone": (config(algorithm="/nowhere/mine.py"), "There is no file /nowhere/mine.py"),
+    "env a list": (config(env=[1]), "is damaged: algorithm and env must be names"),
+    "config of fields a list": (config(config=[]), "is damaged: algorithm and env must be names"),
+    "env unknown": (config(config={"env": "CartPol-v1"}), "There is no environment CartPol-v1."),
+    "env null": (config(config={"env": None}), "--env None is no such value: give a name or a function or class."),
+    "env a module that is gone": (config(config={"env": "gone:make"}), "gone:make: there is no module 'gone'"),
+    "width a string": (config(config={"hidden": "64"}), "--hidden '64' is no such value: give whole numbers."),
+    "width negative": (config(config={"hidden": [-1]}), "--hidden -1 has a layer without a unit"),
+    "actors a string": (config(config={"actors": "two"}), "--actors 'two' is no such value: give a whole number."),
+    "truth a number": (config(config={"shared_torso": 3}), "--shared-torso 3 is no such value: give True or False."),
+    "choice unknown": (config(config={"optimizer": "sgd"}), "--optimizer sgd is not known"),
+    "network gone": (config(config={"network": "gone:make"}), "The network 'gone:make': there is no module 'gone'"),
+    "network lost": (config(config={"network": "f"}, lost=["network"]), "put it into one and give --network"),
+    "folders nonsense": (config(folders=[3, None], env="x", config={"env": "gone:x"}), "there is no module 'gone'"),
+    "no weights": (lambda run: (run / "weights.npz").unlink(), "has no weights.npz"),
+    "weights cut short": (cut("weights.npz", 700), "weights.npz is damaged"),
+    "weights empty": (text("weights.npz", ""), "weights.npz is damaged"),
+    "weights text": (text("weights.npz", "hello"), "weights.npz is damaged"),
+    "weights overwritten": (fill, "weights.npz is damaged"),
+    "weights a pickle": (
+        lambda run: (run / "weights.npz").write_bytes(np.array([{}], object).dumps()),
+        "weights.npz is damaged",
+    ),
+    "weights objects": (
+        weights(lambda arrays: arrays.update({FIRST: np.array([None])})),
+        "weights.npz is damaged",
+    ),
+    "weights of another width": (
+        config(config={"hidden": [16]}),
+        "torso.0.weight is [8, 4] and must be [16, 4]",
+    ),
+    "weights of another depth": (config(config={"hidden": [8, 8]}), "it lacks torso.1.weight [8, 8]"),
+    "weights of another task": (config(config={"env": "Acrobot-v1"}), "torso.0.weight is [8, 4] and must be [8, 6]"),
+    "weights with more": (
+        weights(lambda arrays: arrays.update(extra=np.zeros(2, np.float32))),
+        "it has extra [2], which the network has not",
+    ),
+    "weights with less": (weights(lambda arrays: arrays.pop(FIRST)), "it lacks torso.0.weight [8, 4]"),
+    "weights transposed": (
+        weights(lambda arrays: arrays.update({FIRST: arrays[FIRST].T})),
+        "torso.0.weight is [4, 8] and must be [8, 4]",
+    ),
+    "weights of float64": (
+        weights(lambda arrays: arrays.update({FIRST: arrays[FIRST].astype(np.float64)})),
+        "torso.0.weight is float64 and must be float32",
+    ),
+    "weights of integers": (
+        weights(lambda arrays: arrays.update({FIRST: arrays[FIRST].astype(np.int32)})),
+        "torso.0.weight is int32 and must be float32",
+    ),
+    "weights not finite": (weights(with_nan), "holds numbers that are not finite, in torso.0.weight"),
+}
+
+
+@pytest.mark.parametrize(("damage", "sentence"), EVAL.values(), ids=EVAL)
+def test_eval_refuses_what_is_not_that_runs_policy(damage: Damage, sentence: str, run: Path, told: Told) -> None:
+    damage(run)
+    (line,) = told("eval", str(run), "--episodes", "1")
+    assert sentence in line
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--env", "Nowhere-v0"), "There is no environment Nowhere-v0."),
+        (("--env", "envs_init:Env"), "envs_init:Env could not be made: ValueError: no such map"),
+        (("--network", "nets:good"), "does not fit the network that the run's config builds"),
+        (("--core", "nets:good"), "impala has no option --core: leave it out."),
+    ],
+)
+def test_eval_refuses_replacements_that_do_not_fit(
+    words: tuple[str, str], sentence: str, run: Path, told: Told
+) -> None:
+    assert sentence in told("eval", str(run), *words)[-1]
+
+
+ROWS = '{"kind": "evaluation", "eval_return": "high", "spread": 1, "env_steps": 1, "seconds": 1}\n'
+PLOT: dict[str, tuple[Damage, str]] = {
+    "no config": (lambda run: (run / "config.json").unlink(), "is not a run directory"),
+    "config no object": (text("config.json", "[]"), "config.json is damaged"),
+    "no metrics": (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl cannot be read"),
+    "metrics empty": (text("metrics.jsonl", ""), "There is nothing to plot"),
+    "metrics no text": (text("metrics.jsonl", b"\xff\xfe\x00"), "metrics.jsonl is damaged: it is no text."),
+    "metrics of other things": (text("metrics.jsonl", "3\nnull\n[]\n{}\n"), "There is nothing to plot"),
+    "rows without numbers": (text("metrics.jsonl", ROWS), "metrics.jsonl is damaged: no evaluation in it has"),
+    "rows without fields": (text("metrics.jsonl", '{"kind": "evaluation"}\n'), "metrics.jsonl is damaged"),
+}
+
+
+@pytest.mark.parametrize(("damage", "sentence"), PLOT.values(), ids=PLOT)
+def test_plot_refuses_a_damaged_run(damage: Damage, sentence: str, run: Path, told: Told) -> None:
+    damage(run)
+    (line,) = told("plot", str(run), "--output", str(run / "curve.png"))
+    assert sentence in line
+
+
+def test_plot_draws_what_is_whole_among_rows_that_are_not(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from shoal import cli
+
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(ROWS + '{"kind": "evaluation", "eval')
+    assert cli.main(["plot", str(run), "--output", str(run / "curve.png")]) == 0
+    assert "impala on CartPole-v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ("x.zzz", "--output x.zzz: there is no picture format 'zzz': give one of "),
+        ("x", "--output x: its ending says the format, and there is none: give one of "),
+        ("nowhere/x.png", "nowhere/x.png cannot be written (No such file or directory): give another --output."),
+        ("/proc/x.png", "/proc/x.png cannot be written"),
+    ],
+)
+def test_plot_refuses_an_output_that_cannot_be(output: str, sentence: str, run: Path, told: Told) -> None:
+    assert told("plot", str(run), "--output", output)[-1].startswith(f"shoal: {sentence}")
