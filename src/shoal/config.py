@@ -231,26 +231,6 @@ def _check_sizes(config: Any) -> None:
             f"--queue {queue} can never hold a batch of {batch} items and the run would wait forever: "
             f"give --queue {batch} or more, or a smaller --batch."
         )
-    ratio = getattr(config, "samples_per_insert", 0.0)
-    if batch is not None and capacity is not None and 0 < ratio < batch / capacity:
-        raise UserError(
-            f"--samples-per-insert {ratio:g} makes an update of {batch} items wait for {batch / ratio:.3g} new ones, "
-            f"more than --capacity {capacity} holds: give {batch / capacity:.3g} or more, or 0 for no ratio at all."
-        )
-    _check_minibatches(config)
-
-
-def _check_minibatches(config: Any) -> None:
-    """Whoever learns in minibatches has a row for each."""
-    if not hasattr(config, "minibatches"):
-        return
-    items = config.batch if hasattr(config, "batch") else config.actors * config.envs_per_actor
-    rows = items * config.unroll // config.learners
-    if config.minibatches > rows:
-        raise UserError(
-            f"--minibatches {config.minibatches} cannot be made of the {rows} rows that a learner is given: "
-            f"give {rows} or fewer, or more environments or a longer --unroll."
-        )
 
 
 def from_record(cls: type[C], values: Mapping[str, Any]) -> C:

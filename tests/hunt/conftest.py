@@ -57,6 +57,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
         captured = capsys.readouterr()
         assert code == 2, captured
         assert "Traceback" not in captured.err
-        return captured.err.splitlines()
+        return [line for line in captured.err.splitlines() if not line.startswith("starting ")]
 
     return run

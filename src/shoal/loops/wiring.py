@@ -346,7 +346,7 @@ def rollout_program(
 def _check_minibatches(cfg: Any, batch: int) -> None:
     """Where batches are gone over in parts: one with nothing in it is an update that learns nothing."""
     recurrent = bool(cfg.lstm)  # a state runs through a rollout: it is not cut
-    most = batch // cfg.learners * (1 if recurrent else cfg.unroll)
+    most = max(1, batch // cfg.learners) * (1 if recurrent else cfg.unroll)
     if getattr(cfg, "minibatches", 1) > most:
         parts = "rollouts" if recurrent else "rows"
         raise UserError(
