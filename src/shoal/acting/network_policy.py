@@ -54,7 +54,7 @@ class NetworkPolicy(Generic[Network]):
         return {"weights": weights, "random": copy.deepcopy(self.random.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.load(state["weights"])
+        self.load({name: np.asarray(array) for name, array in state["weights"].items()})  # as read, perhaps tensors
         self.random.bit_generator.state = copy.deepcopy(state["random"])
 
 

@@ -4,6 +4,7 @@ own files). Networks are taken as given; everything that is made of their output
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -361,3 +362,24 @@ def test_quantiles_and_sequences_without_error_keep_a_priority_above_zero() -> N
     rows["valid"] = ~rows["terminated"]
     errors = r2d2.td_errors(r2d2.Config(), torch.zeros(4, 2), torch.zeros(5, 2), rows, torch.ones(2, dtype=torch.bool))
     assert (errors[2] == SMALLEST_PRIORITY).all()
+
+
+def test_ppos_passes_end_by_the_mean_kl_over_rows() -> None:
+    cfg = ppo.Config(**POLICY | {"learning_rate": 0.0}, minibatches=2, epochs=3)
+    columns = off_policy(ppo, cfg)
+    learner = ppo.PPO(cfg, DISCRETE, seed=0)
+    rows, _ = learner.prepare(tensors(columns, DISCRETE))
+    moved_by = float(learner.loss(rows)[2]["kl"])
+    for target, epochs in ((1.5 * moved_by, 3), (0.5 * moved_by, 1)):
+        measured = update(ppo.PPO(replace(cfg, target_kl=target), DISCRETE, seed=0), columns)
+        assert measured["epochs"] == epochs
+        assert float(measured["kl"]) == pytest.approx(moved_by, rel=1e-4)
+
+
+def test_appos_learning_rate_falls_with_the_rows_trained_on() -> None:
+    cfg = appo.Config(**POLICY, anneal_steps=100)
+    columns = off_policy(appo, cfg)
+    rows = int(columns["valid"][:-1].sum())
+    learner = appo.APPO(cfg, DISCRETE, seed=0)
+    rates = [float(update(learner, columns)["learning_rate"]) for _ in range(2)]
+    assert rates == pytest.approx([0.02 * (1.0 - rows / 100), 0.02 * (1.0 - 2 * rows / 100)])
