@@ -289,7 +289,7 @@ def check_actor_loss(learner: Any, batch: dict[str, Any]) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
 
 
-SLOPES: dict[str, Any] = {"slope_clip": 0.02, "saturation_cost": 0.3, "critic_rate": 1e-2, "actor_rate": 1e-3}
+SLOPES: dict[str, Any] = {"slope_clip": 0.02, "saturation_cost": 0.3, "critic_rate": 1e-2, "actor_rate": 5e-2}
 
 
 def test_d4pg_with_atoms() -> None:
