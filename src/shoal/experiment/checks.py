@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -11,40 +12,88 @@ from shoal.errors import UserError
 from shoal.experiment.options import Options
 from shoal.experiment.registry import Algorithm
 
+SLOWEST_LEARNING = 1e-6  # samples per insert, below which a learner would wait for days
+ENVIRONMENT_BYTES = 2_000  # of one environment, at the least
+PARAMETER_COPIES = 4  # of a learner: values, gradients and an optimizer's two moments
+
 
 def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options) -> None:
     """Refuse what cannot work. A policy is built because that is where a network and an action space turn out not to
     fit."""
     config.validate(cfg)
     options.check()
-    _check_device(getattr(cfg, "device", "cpu"))
-    if options.runtime != "ray":  # there the replay may be on a larger machine
-        _check_memory(cfg, env)
+    for field in ("device", "acting_device"):
+        _check_device(field, getattr(cfg, field, "cpu"))
+    if options.runtime != "ray":  # there nodes may be on larger machines
+        _check_memory(cfg, env, options)
+    _check_learning(cfg)
     algorithm.make_policy(cfg, env, options.seed)
 
 
-def _check_device(device: str) -> None:
+def _check_device(field: str, device: str) -> None:
     if device == "cpu":
         return
     import torch
 
+    option = f"--{field.replace('_', '-')}"
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"--device {device} cannot be used here ({reason}): leave it at cpu.") from None
+        stored = torch.zeros(1, device=device).item()  # reading it shows that there is a memory behind
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UserError(f"{option} {device} cannot be used here ({reason}): leave it at cpu.") from None
+    assert stored == 0.0
 
 
-def _check_memory(cfg: Any, env: EnvSpec) -> None:
-    """A replay that cannot fit would end the machine's work and not only the run."""
-    capacity = getattr(cfg, "capacity", None)
-    if capacity is None:
-        return
-    item = env.observation_bytes * getattr(cfg, "period", 1)  # sequences begin every so many steps
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if capacity * item > there:
+def _check_learning(cfg: Any) -> None:
+    """A limiter that lets nobody sample."""
+    ratio = getattr(cfg, "samples_per_insert", 0.0)
+    if 0.0 < ratio < SLOWEST_LEARNING:
         raise UserError(
-            f"--capacity {capacity} needs {capacity * item / 1e9:,.0f} GB for observations of "
-            f"{env.observation_bytes:,} bytes, and this machine has {there / 1e9:,.0f} GB: "
-            f"give --capacity {int(0.5 * there / item)} or less."
+            f"--samples-per-insert {ratio:g} would let the learner sample once in {1 / ratio:.0e} steps: give "
+            f"{SLOWEST_LEARNING:g} or more, or 0 for acting and learning at their own pace."
         )
+
+
+def _check_memory(cfg: Any, env: EnvSpec, options: Options) -> None:
+    """What cannot fit would end the machine's work and not only the run. Estimated from below, and without what the
+    libraries take."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needs = memory_needs(cfg, env, options)
+    if sum(needs.values()) <= there:
+        return
+    field = max(needs, key=lambda name: needs[name])
+    value, has = getattr(cfg, field), f"this machine has {there / 1e9:,.0f} GB"
+    option = f"--{field.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+    if field == "capacity":
+        item = needs[field] / value
+        raise UserError(
+            f"{option} needs {needs[field] / 1e9:,.0f} GB for observations of {env.observation_bytes:,} bytes, and "
+            f"{has}: give --capacity {int(0.5 * there / item)} or less."
+        )
+    raise UserError(f"{option} needs at least {needs[field] / 1e9:,.0f} GB of memory, and {has}: give less.")
+
+
+def memory_needs(cfg: Any, env: EnvSpec, options: Options) -> dict[str, float]:
+    """Bytes, by the option that decides most about them."""
+
+    def given(field: str, default: int = 0) -> int:
+        return int(getattr(cfg, field, default) or default)
+
+    row = env.observation_bytes + 8 * given("lstm")
+    rows = given("unroll") or given("rows", 1)
+    environments = given("actors", 1) * given("envs_per_actor", 1)
+    item = given("burn_in") + given("length", given("unroll", 1)) + 1
+    copies = PARAMETER_COPIES * given("learners", 1) + given("actors", 1)
+    stepped = "unroll" if hasattr(cfg, "unroll") else "rows"
+    needs = {
+        "envs_per_actor": environments * (ENVIRONMENT_BYTES + row),
+        stepped: environments * (rows + 1.0) * row,
+        "capacity": given("capacity") * env.observation_bytes * float(given("period", 1)),
+        "burn_in": given("batch", 1) * float(item) * row,
+        "lstm": 4.0 * copies * 4 * given("lstm") ** 2,
+    }
+    needs["queue" if given("queue") >= given("unroll") else stepped] = given("queue") * (given("unroll") + 1.0) * row
+    for field in ("hidden", "actor_hidden", "critic_hidden"):
+        widths = (1, *(getattr(cfg, field, None) or ()))
+        needs[field] = 4.0 * copies * sum(one * other for one, other in itertools.pairwise(widths))
+    return {field: amount for field, amount in needs.items() if hasattr(cfg, field)}

@@ -24,6 +24,7 @@ LOOK = 0.02  # seconds between two looks at a run that ends
 SETTLING = 0.3  # seconds in which a loop that waits for others would have gone on if it could
 LOOPS = 2.0  # seconds that loops have for their present step
 ANSWERS = 2.0  # seconds that a node has to answer
+REPORTS = 5.0  # seconds that loops which have answered have for their last report
 EVALUATION = 10.0  # seconds that the final evaluation may take
 PATIENCE = 1.0  # seconds of silence before the user is told what is waited for
 SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -100,8 +101,9 @@ class Ending:
                 if self._all_wait(left):
                     break
                 quiet = 0.0
-        reports = self._ask_all("report", asked)
-        self.silent = sorted({*self._loops} - {name for name, _ in self._answers(reports, ANSWERS)})
+        alive = [name for name, call in asked.items() if _done(call)]
+        reports = self._ask_all("report", alive)
+        self.silent = sorted({*self._loops} - {name for name, _ in self._answers(reports, REPORTS)})
 
     def final_weights(self, confirmed: bool) -> tuple[int, Weights] | None:
         """The weights that were confirmed to reach the target, else the newest, as far as anybody still has them."""
@@ -126,6 +128,16 @@ class Ending:
         """The metrics as they are when everything has been reported."""
         found: dict[str, Any] | None = self._call(METRICS, "snapshot", evaluations_from)
         return found
+
+    def waiting_for(self) -> str | None:
+        """What keeps a replay's learner waiting, in words."""
+        tables = self._call(Handle("replay"), "info")
+        said = [
+            f"table {name!r} holds {table['size']:,} items after {table['inserts']:,} inserts"
+            for name, table in (tables or {}).items()
+            if table.get("sample_waiting")
+        ]
+        return "; ".join(said) + ", and what is to be sampled waits for more" if said else None
 
     # ---- calls that may never be answered
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal import config
-from shoal.config import Amount, Count, Seconds, Whole
+from shoal.config import Amount, Count, Seconds, Seed, Whole
 from shoal.errors import UserError
 
 Runtime = Literal["local", "inline", "ray"]
@@ -19,7 +19,7 @@ class Options:
 
     runtime: Runtime = "local"  # processes of this machine, one thread (reproducible), or a Ray cluster
     ray_address: str | None = None  # of a running Ray cluster; without it one is started on this machine
-    seed: Whole = 0
+    seed: Seed = 0
     stop_return: float | None = None  # stop when 50 fresh evaluation episodes confirm this mean return
     stop_steps: Count | None = None  # stop after so many environment steps
     stop_updates: Count | None = None  # stop after exactly so many learner updates

@@ -17,7 +17,7 @@ from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
 from shoal.loops.wiring import Settings
-from shoal.program import NodeDied, futures
+from shoal.program import NodeDied, Program, futures
 from shoal.runtime import Run, RunFailed, Supervisor, launch
 from shoal.runtime.supervise import Hang, Loss
 from shoal.versions import NONE, number
@@ -25,6 +25,7 @@ from shoal.versions import NONE, number
 TICK = 0.1  # seconds between two looks at the run
 ROW_EVERY = 1.0  # seconds between two rows of metrics
 SOON, LATE = 0.005, 1.0  # seconds between two looks for an answer of the metrics, and after which it is not waited for
+WITHOUT_UPDATE = 30.0  # seconds of training after which the user is told why there is none
 START = 60.0  # seconds that a run whose time is limited may take to its first step
 
 
@@ -87,6 +88,7 @@ class Experiment:
         self.progress = Progress(target=self.options.stop_return)
         self.first_update: float | None = None
         self.notes = 0  # that were told
+        self.told_waiting = False
         prepare(algorithm, cfg, env, self.options)
 
     def run(self, display: view.View) -> tuple[Result, Exception | None]:
@@ -163,6 +165,7 @@ class Experiment:
                 progress.pass_time(elapsed)
             else:
                 self._take(snapshot, elapsed, run.supervisor, directory, display)
+            self._say_why_nothing_is_learned(run, display)
             reason = stop_reason(self.options, progress, finished, interrupts.asked)
             if progress.elapsed >= next_row:
                 next_row = progress.elapsed + ROW_EVERY
@@ -207,6 +210,18 @@ class Experiment:
         display.update(progress)
         version, weights = found or (NONE, {})
         return Final(version, weights, evaluated)
+
+    def _say_why_nothing_is_learned(self, run: Run, display: view.View) -> None:
+        """Once, when steps have been made for long and no update: what the learner's table is waiting for."""
+        progress = self.progress
+        if self.told_waiting or progress.count("learner_steps") or progress.train_seconds < WITHOUT_UPDATE:
+            return
+        self.told_waiting = True
+        why = Ending(run, Program(), display.note).waiting_for()
+        display.note(
+            f"no update after {progress.train_seconds:.0f} s and {progress.count('env_steps'):,} steps"
+            + (f": {why}" if why else "")
+        )
 
     def _hung(self, hang: Hang, directory: RunDirectory, display: view.View) -> None:
         display.note(f"node {hang.node!r} {hang.reason}" + ("; it is replaced" if hang.replaced else ""))

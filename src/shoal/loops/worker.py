@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from shoal.program import current
 from shoal.services.gradients import GradientServer
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
+from shoal.state import has_state, load_state, state_of
 from shoal.types import Array, Columns
 from shoal.versions import make_version
 
@@ -75,6 +76,16 @@ class WorkerLoop(Loop):
         if not runner.end_of_block() or self._worker.finished():
             return self._end()
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where its environments stand and what its policy holds; the parameters are the service's."""
+        parts = {"recorder": self._recorder, "policy": self._worker.policy}
+        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, part in (("recorder", self._recorder), ("policy", self._worker.policy)):
+            if name in state:
+                load_state(part, state[name])
 
     def close(self) -> None:
         self._runner.envs.close()
@@ -148,6 +159,13 @@ class Publisher(Loop):
                 self._publish()
             self._count()
         super().report()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of the service's counts has been reported."""
+        return {"counted": dict(self._counted)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._counted = dict(state["counted"])
 
     def _publish(self) -> None:
         self._weights.publish(export_weights(self._network), make_version(current().restarts, self._gradients.version))

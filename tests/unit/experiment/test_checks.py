@@ -1,0 +1,63 @@
+"""What is refused before a process is started, each in one sentence that names the option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.algorithms import apex_dqn, impala, ppo, r2d2
+from shoal.errors import UserError
+from shoal.experiment.checks import memory_needs, prepare
+from shoal.experiment.options import Options
+from shoal.experiment.training import describe_env
+
+
+def refusal(page: Any, cfg: Any, **options: Any) -> str:
+    with pytest.raises(UserError) as told:
+        prepare(page, cfg, describe_env(cfg), Options(**options))
+    return str(told.value)
+
+
+HUGE = 10**12
+
+
+@pytest.mark.parametrize(
+    ("page", "given", "option"),
+    [
+        (impala, {"hidden": (HUGE, HUGE)}, f"--hidden {HUGE} {HUGE}"),
+        (impala, {"lstm": 10**7}, "--lstm 10000000"),
+        (impala, {"queue": HUGE}, f"--queue {HUGE}"),
+        (impala, {"unroll": HUGE}, f"--unroll {HUGE}"),
+        (impala, {"envs_per_actor": HUGE}, f"--envs-per-actor {HUGE}"),
+        (ppo, {"unroll": HUGE}, f"--unroll {HUGE}"),
+        (r2d2, {"burn_in": HUGE}, f"--burn-in {HUGE}"),
+        (apex_dqn, {"capacity": HUGE}, f"--capacity {HUGE}"),
+    ],
+)
+def test_what_cannot_fit_into_memory_is_refused_by_its_option(page: Any, given: dict[str, Any], option: str) -> None:
+    sentence = refusal(page, page.Config(env="CartPole-v1", **given))
+    assert sentence.startswith(f"{option} needs")
+    assert "this machine has" in sentence
+
+
+@pytest.mark.parametrize("page", [impala, ppo, r2d2, apex_dqn])
+def test_defaults_fit(page: Any) -> None:
+    cfg = page.Config(env="CartPole-v1")
+    assert sum(memory_needs(cfg, describe_env(cfg), Options()).values()) < 2e9
+
+
+def test_a_device_without_memory_cannot_be_learned_on() -> None:
+    assert refusal(impala, impala.Config(env="CartPole-v1", device="meta")).startswith("--device meta cannot be used")
+    acting = refusal(impala, impala.Config(env="CartPole-v1", acting_device="meta"))
+    assert acting.startswith("--acting-device meta cannot be used")
+
+
+def test_a_ratio_at_which_nobody_ever_learns_is_refused() -> None:
+    sentence = refusal(apex_dqn, apex_dqn.Config(env="CartPole-v1", samples_per_insert=1e-12))
+    assert sentence.startswith("--samples-per-insert 1e-12 would let the learner sample once in")
+
+
+@pytest.mark.parametrize("seed", [-1, 99999999999999999999999])
+def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
+    assert refusal(impala, impala.Config(env="CartPole-v1"), seed=seed).startswith(f"--seed {seed} ")
