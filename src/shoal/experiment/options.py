@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from shoal import config
-from shoal.config import Amount, Count, Seconds, Seed, Whole
+from shoal.config import Amount, Between, Count, Seconds, Whole
 from shoal.errors import UserError
 
 Runtime = Literal["local", "inline", "ray"]
+Seed = Annotated[int, Between(0, 2**32 - 1)]  # what every generator takes
 
 
 @dataclass(frozen=True, kw_only=True)
