@@ -34,6 +34,7 @@ class Start:
     boards: dict[str, Any] = field(default_factory=dict)  # callee -> client class over shared memory
     path: list[str] = field(default_factory=list)
     threads: int = 1
+    held: bool = False  # it begins at a further order: those who ran already would keep the others from being started
 
 
 class NodeProcess:
@@ -42,6 +43,7 @@ class NodeProcess:
         self._sending = threading.Lock()
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}
         self._boards: dict[str, tuple[Any, int]] = {}
+        self._begin = threading.Event()
         self._built = threading.Event()
         self._stopping = threading.Event()
         self._target: Any = None
@@ -53,8 +55,11 @@ class NodeProcess:
         try:
             node = self._accept(start, fds)
             threading.Thread(target=self._listen, daemon=True, name="control").start()
-            self._target = node.build(self._client)
-            self._built.set()
+            if start.held:
+                self._begin.wait()
+            if not self._stopping.is_set():
+                self._target = node.build(self._client)
+                self._built.set()
             if self._heart.drive(self._target, self._stopping.is_set):
                 self._tell(Finished(node.name))
             self._stopping.wait()
@@ -128,8 +133,11 @@ class NodeProcess:
                 case ("reconnect", callee):
                     for lane, fd in zip(self._lanes[callee], fds):
                         lane.replace(_connection(fd))
+                case ("begin",):
+                    self._begin.set()
                 case ("stop",):
                     self._stopping.set()
+                    self._begin.set()
                     threading.Timer(GRACE, os._exit, (0,)).start()
                     if self._target is not None and not hasattr(self._target, "step"):
                         continue  # the main thread closes it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -66,6 +67,7 @@ class LocalRun:
         self.supervisor = supervisor or Supervisor()
         self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
         self._threads = threads
+        self._starting = True  # nodes begin when all of them have been started
         self._processes: dict[str, Process] = {}
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
         self._boards: dict[str, int] = {}
@@ -75,6 +77,7 @@ class LocalRun:
                 if HAS_MEMFD and hasattr(node.factory, "shared_client"):
                     self._boards[node.name] = os.memfd_create(f"shoal-{node.name}", os.MFD_CLOEXEC)
             self._supervision.start_all()
+            self._begin()
         except BaseException:
             self.close()
             raise
@@ -160,6 +163,7 @@ class LocalRun:
             boards=boards,
             path=sys.path,
             threads=self._threads,
+            held=self._starting,
         )
         descriptors = fds + [self._boards[callee] for callee in boards]
         try:
@@ -172,6 +176,12 @@ class LocalRun:
             os.close(fd)
         if context.restarts:
             self._reconnect(node.name)
+
+    def _begin(self) -> None:
+        self._starting = False
+        for process in self._processes.values():
+            with contextlib.suppress(Closed):
+                process.control.send(("begin",))
 
     def hear(self, timeout: float) -> list[Event]:
         poll = select.poll()
