@@ -19,8 +19,8 @@ from shoal import optim
 from shoal.program import Handle, Program, current
 from shoal.runtime import launch
 from shoal.services.gradients import GradientServer
+from shoal.services.modules import SharedModule
 from shoal.services.weights import WeightStore
-from shoal.versions import NONE
 
 WORKERS, STEPS, JUDGE_EVERY = 3, 900, 20  # judged after so many of a worker's own steps
 
@@ -50,8 +50,7 @@ class Worker:
         self._random = torch.Generator().manual_seed(current().seed)
         self._network = make_network(0)
         self._optimizer = optim.Remote(self._network.parameters(), [gradients], clip_norm=1.0)  # waits for the starter
-        self._best = best
-        self._version, self._error = NONE, np.inf  # of the best network, as far as this worker knows
+        self._best = SharedModule(best, self._network)
         self._steps = 0
 
     def step(self) -> bool:
@@ -67,15 +66,10 @@ class Worker:
     def _keep_if_best(self) -> None:
         x = torch.linspace(-2.0, 2.0, 101).unsqueeze(1)
         error = float((self._network(x) - curve(x)).square().mean())
-        weights = {name: tensor.numpy() for name, tensor in self._network.state_dict().items()}
-        weights["error"] = np.array([error])
-        while error < self._error:
-            if self._best.compare_and_set(weights, self._version, self._version + 1):
-                self._version, self._error = self._version + 1, error
+        while error < float(self._best.notes.get("error", np.inf)):  # of the best network that this worker knows
+            if self._best.publish_if_newest(error=error):
                 break
-            found = self._best.newer(self._version)  # another was faster: compare with what it has put there
-            assert found is not None
-            self._version, self._error = found[0], float(found[1]["error"][0])
+            self._best.look()  # another was faster: compare with what it has put there
 
 
 def main(runtime: str) -> float:
@@ -91,10 +85,11 @@ def main(runtime: str) -> float:
         while not all(run.finished(Handle(f"worker/{index}")) for index in range(WORKERS)):
             run.wait(0.05)
         counts = run.client(gradients).statistics()
-        version, weights = run.client(best).newer(NONE)
-    error = float(weights["error"][0])
+        found = SharedModule(run.client(best), make_network(0))
+        found.refresh()
+    error = float(found.notes["error"])
     print(f"{counts['version']} steps from {counts['gradients']} gradients, {counts.get('stale', 0)} too stale")
-    print(f"the best network, after {version + 1} improvements: mean squared error {error:.4f}")
+    print(f"the best network, after {found.version + 1} improvements: mean squared error {error:.4f}")
     return error
 
 

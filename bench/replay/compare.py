@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.peers import ROOT, environment
 
-from shoal.experiment.replay_bench import WORKS
+from shoal.bench.replay import WORKS
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("sample", "insert")

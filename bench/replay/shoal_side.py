@@ -6,7 +6,7 @@ import sys
 
 from bench.replay.turns import WINDOW, take_turns
 
-from shoal.experiment.replay_bench import WORKS, Driver, Work
+from shoal.bench.replay import WORKS, Driver, Work
 from shoal.program import Program
 from shoal.replay import Replay
 from shoal.runtime import launch

@@ -321,7 +321,7 @@ def _bench_throughput(words: Sequence[str]) -> int:
     name, words = _algorithm("bench throughput", words)
     _warm(words)
     algorithm, env, config, typed = _configure("bench throughput", name, words, BenchOptions)
-    from shoal.experiment.throughput import Measurement, throughput
+    from shoal.bench.throughput import Measurement, throughput
     from shoal.runtime import RunFailed
 
     bench: BenchOptions = typed.make(BenchOptions)
@@ -353,9 +353,10 @@ def _bench_throughput(words: Sequence[str]) -> int:
 
 
 def _bench_replay(words: Sequence[str]) -> int:
-    import importlib  # the benchmark brings its own options and workloads
 
-    return int(importlib.import_module("shoal.experiment.replay_bench").main(list(words)))
+    from shoal.bench.replay import main as measure
+
+    return measure(list(words))
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class FlatOptimizer:
         self._decay = _DECAY[kind] if decay is None else decay
         self._momentum = _MOMENTUM[kind] if momentum is None else momentum
         self._moments: dict[str, Tensor] = {name: torch.zeros_like(flat) for name in self._kept()}
+        self._scratch = torch.empty_like(flat) if kind == "rmsprop" else flat
         self._count = torch.zeros((), device=flat.device)  # `updates` as Adam's kernel takes it
 
     def _kept(self) -> list[str]:
@@ -87,11 +88,14 @@ class FlatOptimizer:
     def _rmsprop(self, gradient: Tensor, rate: float) -> None:
         square = self._moments["square"]
         square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
-        spread = square
+        spread, root = square, self._scratch  # not allocated anew: that costs page faults on large networks
         if self._centred:
             average = self._moments["average"].lerp_(gradient, 1.0 - self._decay)
-            spread = torch.addcmul(square, average, average, value=-1.0).clamp_(min=0.0)
-        root = spread.add(self._epsilon).sqrt_() if self._epsilon_inside else spread.sqrt().add_(self._epsilon)
+            spread = torch.addcmul(square, average, average, value=-1.0, out=root).clamp_(min=0.0)
+        if self._epsilon_inside:
+            torch.add(spread, self._epsilon, out=root).sqrt_()
+        else:
+            torch.sqrt(spread, out=root).add_(self._epsilon)
         self.flat.addcdiv_(gradient, root, value=-rate)
 
     def _sgd(self, gradient: Tensor, rate: float) -> None:

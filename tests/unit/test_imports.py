@@ -46,10 +46,11 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "torch numpy",
     ),
     "experiment": (
-        "acting algorithms config envs errors factories loops program replay runtime versions",
+        "algorithms config envs errors factories loops program runtime versions",
         "numpy torch rich matplotlib",
     ),
-    "cli": ("config errors envs experiment runtime", ""),
+    "bench": ("acting envs errors experiment loops program replay runtime", "numpy"),
+    "cli": ("bench config errors envs experiment runtime", ""),
     "__main__": ("cli", ""),
     "__init__": ("errors experiment runtime", ""),
 }

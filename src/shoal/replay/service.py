@@ -158,7 +158,7 @@ class Replay:
         least = batch if minimum is None else minimum
         running.check_sample(batch, least, layout)
         timeout = check_timeout(timeout)
-        batch = int(min(batch, running.largest_sample))
+        batch = min(batch, running.description.slots * max(1, running.description.max_times_sampled))
         with self._changed:
             self._check_open([table])
             if running.sampleable(batch) < least:

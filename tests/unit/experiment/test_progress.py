@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shoal.bench.throughput import Counter
 from shoal.experiment import view
 from shoal.experiment.progress import Curve, Progress, bottleneck, by_role
-from shoal.experiment.throughput import Counter
 
 
 def snapshot(steps: int, updates: int = 0, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Benchmarks that users run: `shoal bench throughput` and `shoal bench replay`."""
