@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
-from shoal.services.weights import Weights, WeightStore
+from shoal.services.weights import WeightStore
 from shoal.state import as_arrays, as_tensors
+from shoal.types import Array, Columns
 from shoal.versions import NONE
 
 _NOTE = "note/"  # what is published beside the module's own tensors
@@ -25,7 +25,7 @@ class SharedModule:
         self._store = store
         self.module = module
         self.version = NONE  # of the newest weights that this node has seen or published
-        self.notes: dict[str, npt.NDArray[Any]] = {}  # numbers that were published with them
+        self.notes: dict[str, Array] = {}  # numbers that were published with them
 
     def publish(self, version: int | None = None, **notes: Any) -> None:
         """Publish the module as it is now, by default as the version after the newest seen."""
@@ -56,13 +56,13 @@ class SharedModule:
         self.version, self.notes = found[0], _notes_of(found[1])
         return True
 
-    def _weights(self, notes: dict[str, Any]) -> Weights:
-        arrays: Weights = as_arrays(self.module.state_dict())
+    def _weights(self, notes: dict[str, Any]) -> Columns:
+        arrays: Columns = as_arrays(self.module.state_dict())
         return arrays | {_NOTE + name: np.asarray(value) for name, value in notes.items()}
 
     def _seen(self, version: int, notes: dict[str, Any]) -> None:
         self.version, self.notes = version, {name: np.asarray(value) for name, value in notes.items()}
 
 
-def _notes_of(weights: Weights) -> dict[str, npt.NDArray[Any]]:
+def _notes_of(weights: Columns) -> dict[str, Array]:
     return {name.removeprefix(_NOTE): value for name, value in weights.items() if name.startswith(_NOTE)}
