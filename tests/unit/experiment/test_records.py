@@ -1,0 +1,58 @@
+"""Functions and classes in configs: recorded by name with their folder, found again elsewhere, or said to be lost."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from shoal import factories
+from shoal.algorithms import impala
+from shoal.errors import UserError
+from shoal.experiment import records
+from shoal.experiment.directory import RunDirectory
+from shoal.experiment.options import Options
+
+MODULE = "import gymnasium\ndef make_env():\n    return gymnasium.make('CartPole-v1')\n"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the user's, in a folder of its own."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "recorded_module.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "code"), *sys.path])
+    yield importlib.import_module("recorded_module")
+    sys.modules.pop("recorded_module", None)
+
+
+def written(path: Path, cfg: Any) -> Path:
+    made = RunDirectory.create(str(path), "impala", "x", 0, print)
+    made.write_config(records.record_of("impala", cfg, "classic", Options()))
+    made.close()
+    return path
+
+
+def test_a_function_of_a_module_is_recorded_with_its_folder_and_found_from_elsewhere(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path / "run", impala.Config(env=own.make_env))
+    assert records.lost_note(impala.Config(env=own.make_env)) is None
+    sys.modules.pop("recorded_module")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path / "code")])
+    _, _, cfg = records.rebuild(run, {})
+    assert cfg.env == "recorded_module:make_env"
+    assert factories.load_factory(cfg.env, "env")().spec.id == "CartPole-v1"
+
+
+def test_a_function_without_a_name_of_its_own_is_said_to_be_lost_and_can_be_given_again(tmp_path: Path) -> None:
+    cfg = impala.Config(env=lambda: gymnasium.make("CartPole-v1"))
+    assert "env <lambda> cannot be imported by name" in (records.lost_note(cfg) or "")
+    run = written(tmp_path / "run", cfg)
+    with pytest.raises(UserError, match="give --env module:factory"):
+        records.rebuild(run, {})
+    assert records.rebuild(run, {"env": "CartPole-v1"})[2].env == "CartPole-v1"
