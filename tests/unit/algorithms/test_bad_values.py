@@ -11,7 +11,9 @@ from shoal import config, envs
 from shoal.errors import UserError
 from shoal.loops.wiring import Settings
 
-ENVS = {"apex_dqn": "CartPole-v1", "apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "r2d2": "CartPole-v1"}
+ENVS = {"apex_dqn": "CartPole-v1", "r2d2": "CartPole-v1"} | dict.fromkeys(
+    ("apex_dpg", "d4pg", "sac", "td3"), "Pendulum-v1"
+)
 
 
 def start(name: str, values: dict[str, Any]) -> None:
@@ -32,7 +34,7 @@ def start(name: str, values: dict[str, Any]) -> None:
         ({"samples_per_insert": -1.0}, "--samples-per-insert -1.0 is too small"),
         ({"priority_exponent": -0.5}, "--priority-exponent -0.5 is too small"),
         ({"importance_exponent": -0.5}, "--importance-exponent -0.5 is too small"),
-        ({"inference_wait": -1.0}, "--inference-wait -1.0 is too small"),
+        ({"inference_wait": -1.0}, "--inference-wait -1.0 is out of range"),
         ({"capacity": 10}, "--capacity 10 can never hold --batch"),
         ({"capacity": 600, "batch": 2, "learning_starts": 700}, "--capacity 600 can never hold --learning-starts 700"),
         ({"shards": 2}, "--shards 2 cannot be filled by --actors 1"),

@@ -19,6 +19,7 @@ from transitions import Columns, Spec, batch_of, stored
 from shoal import envs
 from shoal.algorithms import sac, td3
 from shoal.loops.wiring import Settings
+from shoal.nets.weights import export_weights
 
 BATCH = 24
 SMALL: dict[str, Any] = {"actor_hidden": (16,), "critic_hidden": (16,), "envs_per_actor": 4, "rows": 5, "n": 3}
@@ -336,6 +337,7 @@ def test_sacs_policy_draws_from_its_gaussian_and_records_soft_values() -> None:
     policy = sac.make_policy(cfg, SPEC, seed=1)
     with torch.no_grad():
         policy.network.log_temperature.fill_(math.log(0.3))
+        policy.network.actor.body.layers[-1].bias.add_(0.9)  # where tanh bends
     observation = np.random.default_rng(0).uniform(-1, 1, (4, 3)).astype(np.float32)
     policy.random = np.random.default_rng(5)
     action, _, extras = policy.act(observation, {}, np.zeros(4, np.bool_))
@@ -351,6 +353,7 @@ def test_sacs_policy_draws_from_its_gaussian_and_records_soft_values() -> None:
     np.testing.assert_allclose(extras["q"], smaller, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(extras["value"], smaller - 0.3 * log_prob, rtol=1e-3, atol=1e-4)
     greedy = sac.make_policy(cfg, SPEC, seed=1, greedy=True)
+    greedy.load(export_weights(policy.network))
     np.testing.assert_allclose(
         greedy.act(observation, {}, np.zeros(4, np.bool_))[0],
         CENTRE + HALF * torch.tanh(mean).numpy(),

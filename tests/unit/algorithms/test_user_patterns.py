@@ -15,7 +15,9 @@ from shoal.replay import Pattern, n_step, sequence
 from shoal.runtime import launch
 from shoal.versions import make_version
 
-TASKS = {"apex_dqn": "CartPole-v1", "apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "r2d2": "CartPole-v1"}
+TASKS = {"apex_dqn": "CartPole-v1", "r2d2": "CartPole-v1"} | dict.fromkeys(
+    ("apex_dpg", "d4pg", "sac", "td3"), "Pendulum-v1"
+)
 TABLES = {"r2d2": "sequences"}
 made: list[Pattern] = []
 
