@@ -92,7 +92,8 @@ def memory_needs(cfg: Any, env: EnvSpec, options: Options) -> dict[str, float]:
         "burn_in": given("batch", 1) * float(item) * row,
         "lstm": 4.0 * copies * 4 * given("lstm") ** 2,
     }
-    needs["queue" if given("queue") >= given("unroll") else stepped] = given("queue") * (given("unroll") + 1.0) * row
+    longer = "queue" if given("queue") >= given("unroll") else stepped
+    needs[longer] = needs.get(longer, 0.0) + given("queue") * (given("unroll") + 1.0) * row
     for field in ("hidden", "actor_hidden", "critic_hidden"):
         widths = (1, *(getattr(cfg, field, None) or ()))
         needs[field] = 4.0 * copies * sum(one * other for one, other in itertools.pairwise(widths))
