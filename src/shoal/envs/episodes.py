@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,18 @@ class EpisodeLog:
             for returns, lengths in finished
             for return_, length in zip(returns.tolist(), lengths.tolist())
         ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running episodes, and those that ended and were not asked for."""
+        self._settle()
+        ended = [[returns.copy(), lengths.copy()] for returns, lengths in self._finished]
+        return {"return": self._return.copy(), "begin": self._begin.copy(), "finished": ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._row = 0
+        self._return[:] = state["return"]
+        self._begin[:] = state["begin"]
+        self._finished = [(np.array(returns), np.array(lengths)) for returns, lengths in state["finished"]]
 
     def _settle(self) -> None:
         rows, self._row = self._row, 0

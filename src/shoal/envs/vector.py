@@ -7,7 +7,7 @@ reward 0 and the first observation of the next episode, and is marked `valid=Fal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from shoal import tree
 from shoal.envs import check
 from shoal.envs.episodes import Episode, EpisodeLog
 from shoal.envs.faults import EnvFault
+from shoal.envs.state import load_layers, state_of_layers
 from shoal.envs.vectorizers import VectorEnvLike
 from shoal.types import Array, Arrays
 
@@ -103,6 +104,32 @@ class Envs:
     def episodes(self) -> list[Episode]:
         """The episodes that ended since this was last asked."""
         return self._log.finished()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every episode stands, as plain data; `NoState` names what cannot say it. Not the last observations."""
+        return {
+            "vector": state_of_layers(self._vector),
+            "done": self._done.copy(),
+            "length": self._length.copy(),
+            "cut": self._cut,
+            "episodes": self._log.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another vector of this kind was; it must have been reset once."""
+        if len(state["done"]) != self.count:
+            raise EnvFault(
+                f"{self.environment}: the state is of {len(state['done'])} environments, and there are {self.count}."
+            )
+        load_layers(self._vector, state["vector"])
+        self._done = np.array(state["done"], np.bool_)
+        self._length[:] = state["length"]
+        self._cut = bool(state["cut"])
+        self._log.load_state_dict(state["episodes"])
+
+    def open_episodes(self) -> int:
+        """How many environments are in the middle of one."""
+        return int(self.count - self._done.sum())
 
     def close(self) -> None:
         self._vector.close()

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from shoal import envs, tree
 from shoal.checkpoints.state_files import read_state, write_state
 from shoal.envs.faults import EnvFault
 from shoal.envs.state import NoState, load_layers, state_of_layers
@@ -213,3 +214,76 @@ def test_states_that_no_environment_gave_are_refused(change: dict[str, Any], sen
     states[-1].update(change)
     with pytest.raises(EnvFault, match=sentence):
         load_layers(env, states)
+
+
+# ---- vectors of environments, as actors step them
+
+VECTORS = [
+    *(("CartPole-v1", kind) for kind in ("native", "sync", "async")),
+    *((name, kind) for name in ("FrozenLake-v1", "Blackjack-v1") for kind in ("sync", "async")),
+    *((name, "sync") for name in ("Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Taxi-v4", "HalfCheetah-v5")),
+    ("ALE/Pong-v5", "sync"),
+    ("shoal/Recall-v0", "native"),
+    ("shoal/CartPoleHidden-v0", "native"),
+]
+
+
+def rows_of(made: envs.Envs, actions: list[Any]) -> list[Any]:
+    rows = []
+    for action in actions:
+        step = made.step(action)
+        parts = [*tree.flatten(step.observation).values(), *step[1:]]
+        rows.append((np.concatenate([part.reshape(made.count, -1).astype(np.float64) for part in parts], 1), 0))
+    return [*rows, *((np.array(episode), 1) for episode in made.episodes())]
+
+
+@pytest.mark.parametrize(("name", "vectorizer"), VECTORS)
+def test_a_vector_goes_on_in_the_middle_of_its_episodes(name: str, vectorizer: Any, tmp_path: Path) -> None:
+    """Saved after every one of some steps, so that some environments have just ended and are reset by the next."""
+    old, new = (envs.make(name, 3, seed=seed, vectorizer=vectorizer, limit=25) for seed in (1, 2))
+    space = old.action_space
+    space.seed(5)
+    actions = [np.stack([space.sample() for _ in range(3)]) for _ in range(90)]
+    old.reset()
+    new.reset()
+    rows_of(old, actions[:20])
+    for at in range(20, 30):
+        state = through_files(old.state_dict(), tmp_path)
+        expected = rows_of(old, actions[at : at + 1])
+        if at in (20, 24, 25, 26):  # the limit ends episodes around here
+            further = through_files(old.state_dict(), tmp_path)
+            expected += rows_of(old, actions[at + 1 :])
+            new.load_state_dict(state)
+            assert same(rows_of(new, actions[at : at + 1]) + rows_of(new, actions[at + 1 :]), expected)
+            old.load_state_dict(further)
+    old.close()
+    new.close()
+
+
+def test_a_vector_says_who_cannot_give_a_state_and_takes_none_of_another_size() -> None:
+    for vectorizer in ("sync", "async"):
+        made = envs.make(Silent, 2, seed=0, vectorizer=vectorizer, limit=9)
+        made.reset()
+        with pytest.raises(NoState, match=r"Silent cannot give its state"):
+            made.state_dict()
+        assert made.open_episodes() == 2
+        made.close()
+    two, three = (envs.make("CartPole-v1", count, seed=0) for count in (2, 3))
+    two.reset()
+    three.reset()
+    with pytest.raises(EnvFault, match="the state is of 2 environments, and there are 3"):
+        three.load_state_dict(two.state_dict())
+
+
+def test_a_state_of_other_wrappers_is_refused_by_processes_too() -> None:
+    one, other = (
+        envs.make("CartPole-v1", 2, seed=0, vectorizer="async"),
+        envs.make("Acrobot-v1", 2, seed=0, vectorizer="async"),
+    )
+    one.reset()
+    other.reset()
+    with pytest.raises(EnvFault, match="is of other wrappers"):
+        other.load_state_dict(one.state_dict())
+    other.step(np.zeros(2, np.int64))  # it goes on
+    one.close()
+    other.close()
