@@ -51,6 +51,7 @@ class Node:
     resources: Resources = ANYWHERE
     restart: bool = False  # a lost node is started again; otherwise its loss ends the run
     spread: bool = False  # over the machines of a cluster; otherwise it stays with the driver
+    start: Any = None  # the state that it takes in its first life
 
     def callees(self) -> list[str]:
         """The nodes this one holds handles to, in order of appearance."""
@@ -59,7 +60,10 @@ class Node:
     def build(self, client: Callable[[str], Any]) -> Any:
         """Make the node's object, every handle replaced by `client(name)`."""
         args, kwargs = _substitute((self.args, self.kwargs), client)
-        return self.factory(*args, **kwargs)
+        built = self.factory(*args, **kwargs)
+        if self.start is not None and current().restarts == 0:
+            built.load_state_dict(self.start)
+        return built
 
 
 class Program:
@@ -78,6 +82,11 @@ class Program:
         restart, spread = (bool(getattr(factory, word, False)) for word in ("restart", "spread"))
         self.nodes[name] = Node(name, factory, args, dict(kwargs), restart=restart, spread=spread)
         return cast(T, Handle(name))
+
+    def start_from(self, name: str, state: Any) -> None:
+        """Have a node take a state (`load_state_dict`) when it is started for the first time, before anything calls
+        it."""
+        self.nodes[name] = replace(self.nodes[name], start=state)
 
     def place(self, pattern: str, resources: Resources | None = None, restart: bool | None = None) -> None:
         """Attach resources or a restart rule to the nodes whose names match a shell pattern such as `actor/*`."""

@@ -38,6 +38,7 @@ class Recorder:
         self.first = np.ones(count, np.bool_)  # the observation begins an episode
         self.count = count
         self._columns: Columns = {}
+        self._overlap = overlap
         self._row, self._until = 0, rows + overlap
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,6 +59,10 @@ class Recorder:
         for name, rows in state["rows"].items():
             self._columns[name] = np.empty((self._rows + 1, *rows.shape[1:]), rows.dtype)
             self._columns[name][: self._row] = rows
+
+    def begin_stream(self) -> None:
+        """What is handed on next begins a stream of its own: its first block is the longer one."""
+        self._until = self._rows + self._overlap
 
     def load(self, version: int, weights: Arrays) -> None:
         self.policy.load(weights)

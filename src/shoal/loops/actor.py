@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal import tree
 from shoal.acting import PerEnvironment, Policy, Recorder, Sender
-from shoal.envs import Envs
+from shoal.envs import EnvFault, Envs
+from shoal.envs.state import NoState
 from shoal.envs.vector import Step
-from shoal.loops.loop import Loop
+from shoal.loops.loop import RowLoop
 from shoal.program import Future, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.services.metrics import Metrics, Reporter
@@ -38,6 +40,30 @@ class EnvRunner:
         self.report.lap("environment")
         return outcome
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments stand, and what was observed last; or why they cannot say, and what is lost by it."""
+        state = {"open": self.envs.open_episodes(), "count": self.envs.count}
+        try:
+            observation = tree.flatten(self.observation, "observation")
+            return state | {"envs": self.envs.state_dict(), "observation": observation}
+        except NoState as reason:
+            return state | {"why": str(reason)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Whether the environments go on where they were; what is lost otherwise is counted and told."""
+        why = state.get("why")
+        if why is None:
+            try:
+                self.envs.load_state_dict(state["envs"])
+                self.observation = tree.unflatten(state["observation"], "observation")
+                return True
+            except EnvFault as fault:
+                why = str(fault)
+                self.observation = self.envs.reset()
+        self.report.count("lost_episodes", state["open"])
+        self.report.note(f"the episodes that were open when the run was interrupted are lost: {why}")
+        return False
+
     def end_of_block(self) -> bool:
         """Count the block; False when the run has all the steps that it was given."""
         report, more = self.report, True
@@ -52,7 +78,7 @@ class EnvRunner:
         return more
 
 
-class ActorLoop(Loop):
+class ActorLoop(RowLoop):
     """Acts with its own copy of the policy. One step is one block of rows: act, write down, send, take new weights."""
 
     restart = True  # an actor holds nothing that others need
@@ -96,20 +122,30 @@ class ActorLoop(Loop):
                 return self._end()
             outcome = runner.step(recorder.act(runner.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+            self._between_rows()
         if not runner.end_of_block():
             return self._end()
         self._refresh()
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What the policy and its recorder hold; what environments hold is their own."""
-        parts = {"recorder": self._recorder, "policy": self._recorder.policy}
+        """What the environments, the policy and its recorder hold."""
+        parts = {"recorder": self._recorder, "policy": self._recorder.policy, "environments": self._runner}
         return {name: state_of(part) for name, part in parts.items() if has_state(part)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, part in (("recorder", self._recorder), ("policy", self._recorder.policy)):
-            if name in state:
-                load_state(part, state[name])
+        """Go on in the middle of episodes, with the weights of the learner as it is now."""
+        recorder = self._recorder
+        if "policy" in state:
+            load_state(recorder.policy, state["policy"])
+        if self._runner.load_state_dict(state["environments"]):
+            recorder.load_state_dict(state["recorder"])
+            recorder.begin_stream()
+        if (found := self._weights.newer(NONE)) is not None:
+            recorder.load(*found)
+
+    def _row_state(self) -> dict[str, Any]:
+        return self.state_dict()
 
     def close(self) -> None:
         self._runner.envs.close()
@@ -137,7 +173,7 @@ class ActorLoop(Loop):
         self._runner.report.lap("weights")
 
 
-class RemoteActorLoop(Loop):
+class RemoteActorLoop(RowLoop):
     """Owns no network: sends observations to the inference server and does what it answers."""
 
     restart = True
@@ -160,7 +196,15 @@ class RemoteActorLoop(Loop):
             runner.report.lap("waiting for inference")
             outcome = runner.step(action)
             self._outcome = (outcome.reward, outcome.terminated, outcome.valid)
+            self._between_rows()
         return True if runner.end_of_block() else self._end()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The environments go on; what the inference server remembered of them begins anew."""
+        self._runner.load_state_dict(state["environments"])
+
+    def _row_state(self) -> dict[str, Any]:
+        return {"environments": self._runner.state_dict()}
 
     def close(self) -> None:
         self._runner.envs.close()

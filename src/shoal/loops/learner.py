@@ -19,7 +19,7 @@ from shoal.replay import Replay, Sample
 from shoal.services.group import Group, Member
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
-from shoal.state import as_arrays, as_tensors
+from shoal.state import as_arrays, as_tensors, has_state
 from shoal.sync import monotonic, sleep
 from shoal.types import Columns
 from shoal.versions import NONE, make_version, number
@@ -102,6 +102,11 @@ class LearnerLoop(Loop):
             member = Member(group, rank, learners)
             self._learner, self._generation = make_learner(current().seed, member), member.generation
             self._largest, timeout = member.largest, PATIENCE
+        if self._leads and not has_state(self._learner):
+            self._reporter.note(
+                f"{type(self._learner).__name__} has no state_dict and load_state_dict: checkpoints hold its weights "
+                "only, and after an interruption its optimizer begins anew"
+            )
         self._start_from_snapshot(alone=group is None)
         self._prefetch = Prefetch(
             lambda: futures(replay).sample(table, batch, timeout=timeout),
@@ -167,11 +172,23 @@ class LearnerLoop(Loop):
                     report.values.update(_spread("priority", sample.priorities), **_spread("importance", importance))
             report.flush()
 
+    def checkpoint(self) -> dict[str, Any]:
+        """The state between two updates, as arrays."""
+        with self._at_work:
+            state: dict[str, Any] = as_arrays(self.state_dict())
+            return state
+
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self._updates, "refused": self._refused, "learner": self._learner.state_dict()}
+        state: dict[str, Any] = {"updates": self._updates, "refused": self._refused}
+        if has_state(self._learner):
+            return state | {"learner": self._learner.state_dict()}
+        return state | {"weights": export_weights(self._learner.network)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._learner.load_state_dict(state["learner"])
+        if "learner" in state:
+            self._learner.load_state_dict(state["learner"])
+        else:
+            import_weights(self._learner.network, as_arrays(state["weights"]))
         self._updates, self._refused = state["updates"], state["refused"]
 
     # ---- data and weights

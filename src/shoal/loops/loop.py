@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shoal.services.metrics import Reporter
 from shoal.sync import Condition
+
+BETWEEN_ROWS = 2.0  # seconds in which an actor comes to the end of a row, unless others hold it up
 
 
 class Loop:
@@ -12,7 +16,7 @@ class Loop:
     _reporter: Reporter
 
     def __init__(self) -> None:
-        self._finishing = False
+        self._finishing = self._ended = False
         self._at_work = Condition()
 
     def finish(self) -> None:
@@ -32,4 +36,34 @@ class Loop:
     def _end(self) -> bool:
         """The last thing a loop's `step` returns: who sees that it has finished finds everything reported."""
         self.report()
+        self._ended = True
         return False
+
+
+class RowLoop(Loop):
+    """A loop that steps environments: it can be asked for its state, which it has between two rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = False
+        self._given: dict[str, Any] | None = None
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        """Its state between two rows; None when others hold it up for too long."""
+        if self._ended:
+            return self._row_state()
+        with self._at_work:
+            self._asked, self._given = True, None
+            self._at_work.wait_for(lambda: self._given is not None, BETWEEN_ROWS, "an actor's state")
+            self._asked = False
+            return self._given
+
+    def _between_rows(self) -> None:
+        """To be called where a row is complete."""
+        if self._asked:
+            with self._at_work:
+                self._asked, self._given = False, self._row_state()
+                self._at_work.notify_all()
+
+    def _row_state(self) -> dict[str, Any]:
+        raise NotImplementedError

@@ -14,7 +14,7 @@ from shoal.batches import Batch, to_batch
 from shoal.envs import Envs
 from shoal.loops.actor import EnvRunner
 from shoal.loops.learner import MAX_REFUSED, NonFinite
-from shoal.loops.loop import Loop
+from shoal.loops.loop import Loop, RowLoop
 from shoal.nets.weights import export_weights
 from shoal.program import current
 from shoal.services.gradients import GradientServer
@@ -38,7 +38,7 @@ class Worker(Protocol):
         """The service takes no further gradients."""
 
 
-class WorkerLoop(Loop):
+class WorkerLoop(RowLoop):
     """One step is one block of rows: act, learn from them, go on with the weights that come back."""
 
     restart = True  # with a worker only the gradient it was working on is lost
@@ -73,19 +73,25 @@ class WorkerLoop(Loop):
                 return self._end()
             outcome = runner.step(recorder.act(runner.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+            self._between_rows()
         if not runner.end_of_block() or self._worker.finished():
             return self._end()
         return True
 
     def state_dict(self) -> dict[str, Any]:
         """Where its environments stand and what its policy holds; the parameters are the service's."""
-        parts = {"recorder": self._recorder, "policy": self._worker.policy}
+        parts = {"recorder": self._recorder, "policy": self._worker.policy, "environments": self._runner}
         return {name: state_of(part) for name, part in parts.items() if has_state(part)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, part in (("recorder", self._recorder), ("policy", self._worker.policy)):
-            if name in state:
-                load_state(part, state[name])
+        """Go on in the middle of episodes; the first gradient that is pushed brings the service's parameters."""
+        if "policy" in state:
+            load_state(self._worker.policy, state["policy"])
+        if self._runner.load_state_dict(state["environments"]):
+            load_state(self._recorder, state["recorder"])
+
+    def _row_state(self) -> dict[str, Any]:
+        return self.state_dict()
 
     def close(self) -> None:
         self._runner.envs.close()
