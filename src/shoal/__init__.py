@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shoal.errors import UserError
     from shoal.experiment.options import Result
-    from shoal.experiment.training import train
+    from shoal.experiment.training import resume, train
     from shoal.runtime.supervise import RunFailed
 
 __version__ = "0.1.0"
-__all__ = ["Result", "RunFailed", "UserError", "__version__", "train"]
+__all__ = ["Result", "RunFailed", "UserError", "__version__", "resume", "train"]
 
 _WHERE = {
     "train": "shoal.experiment.training",
+    "resume": "shoal.experiment.training",
     "Result": "shoal.experiment.options",
     "UserError": "shoal.errors",
     "RunFailed": "shoal.runtime.supervise",

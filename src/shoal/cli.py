@@ -27,6 +27,7 @@ from shoal.experiment.options import Options, Runtime
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
     from shoal.experiment.registry import Algorithm
+    from shoal.experiment.training import Experiment
 
 OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -34,6 +35,7 @@ OVERVIEW = """\
 usage: shoal COMMAND …
 
   shoal train ALGORITHM --env ENV        train until solved, or until a stop rule is met
+  shoal resume RUN                       go on with a run that was interrupted
   shoal eval RUN                         play a trained policy again, from its run directory
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
@@ -93,6 +95,7 @@ def _unheard() -> bool:
 def _dispatch(words: Sequence[str], started: float) -> int:
     commands: dict[str, Callable[[Sequence[str], float], int]] = {
         "train": _train,
+        "resume": _resume,
         "eval": _eval,
         "plot": _plot,
         "algorithms": _algorithms,
@@ -126,13 +129,61 @@ def _train(words: Sequence[str], started: float) -> int:
     _warm(words)
     if not any(word in HELP for word in words):  # the imports that follow take seconds
         print(f"starting {name} on {peek(words, 'env', 'its environment')} …", file=sys.stderr, flush=True)
+    if peek(words, "resume", "never") == "auto" and not any(word in HELP for word in words):
+        run_dir = Path(peek(words, "run_dir", ""))
+        if not run_dir.name:
+            raise UserError("--resume auto needs --run-dir: the folder of the run that is started or goes on.")
+        if (run_dir / "config.json").is_file():
+            return _go_on(run_dir, name, words, started)
     algorithm, env, config, typed = _configure("train", name, words, Options, Output)
-    from shoal.experiment import view
     from shoal.experiment.training import Experiment
+
+    experiment = Experiment(name, algorithm, config, env, typed.make(Options), started)
+    return _run(experiment, typed.make(Output).json)
+
+
+def _resume(words: Sequence[str], started: float) -> int:
+    if not words or words[0] in HELP:
+        print(
+            "usage: shoal resume RUN [OPTIONS]\n\nGo on with a run that was interrupted, from its newest checkpoint.\n"
+            "Options are those of shoal train: what is given takes the place of what the run was started with."
+        )
+        return OK if words else USAGE
+    if words[0].startswith("-"):
+        raise UserError(f"shoal resume needs a run directory first: shoal resume runs/NAME {' '.join(words)}")
+    _warm(words[1:])
+    print(f"going on with {words[0]} …", file=sys.stderr, flush=True)
+    return _go_on(Path(words[0]), None, words[1:], started)
+
+
+def _go_on(path: Path, name: str | None, words: Sequence[str], started: float) -> int:
+    """Resume a run; by `shoal train … --resume auto`, which is typed the same every time, with the algorithm's name."""
+    from shoal.experiment import directory, registry
+    from shoal.experiment.resuming import finished, plan
+    from shoal.experiment.training import resumed_experiment
+
+    recorded = directory.read_config(path)["algorithm"]
+    if name is not None and registry.lasting_name(name) != recorded:
+        raise UserError(f"{path} is a run of {registry.short_name(recorded)}, not of {name}: give another --run-dir.")
+    algorithm = registry.load(recorded)
+    typed = read(words, [Options, Output, algorithm.Config], f"shoal {'resume' if name is None else 'train'}")
+    as_json = typed.make(Output).json
+    options = {
+        key: value for key, value in typed.values[Options].items() if name is None or key not in ("resume", "run_dir")
+    }
+    if name is not None and (summary := finished(path)) is not None:
+        print(f"the run in {path} has ended (stopped by {summary['stopped_by']})", file=sys.stderr)
+        if as_json:
+            _print_json({key: value for key, value in summary.items() if key != "times"})
+        return OK
+    found = plan(path, options, typed.values[algorithm.Config])
+    return _run(resumed_experiment(found, started), as_json)
+
+
+def _run(experiment: Experiment, as_json: bool) -> int:
+    from shoal.experiment import view
     from shoal.runtime import RunFailed
 
-    as_json = typed.make(Output).json
-    experiment = Experiment(name, algorithm, config, env, typed.make(Options), started)
     result, failure = experiment.run(view.choose(quiet=False, json=as_json))
     print("\n".join(view.summary(result)), file=sys.stderr if as_json else sys.stdout, flush=True)
     if failure is not None:

@@ -4,6 +4,7 @@ config.json    algorithm, config, options, preset, command, versions, git revisi
 metrics.jsonl  a row per second, per evaluation, per lost node and per note to the user, each with its "kind"
 weights.npz    the last weights
 summary.json   the result, as `--json` prints it
+checkpoints/   the last few, and the best (`shoal.checkpoints`)
 curve.png      the evaluations, where matplotlib is installed
 """
 
@@ -26,6 +27,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.checkpoints.lock import LOCK
 from shoal.errors import UserError
 
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
@@ -60,6 +62,25 @@ class RunDirectory:
             ) from None
         return made
 
+    @staticmethod
+    def reopen(path: Path, offset: int, warn: Callable[[str], None]) -> RunDirectory:
+        """The directory of a run that goes on: its metrics are cut back to where its checkpoint was, so that no row is
+        there twice."""
+        made = RunDirectory(path, warn)
+        try:
+            made._metrics = (path / METRICS).open("a", encoding="utf-8")
+            made._metrics.truncate(min(offset, (path / METRICS).stat().st_size))
+        except OSError as error:
+            raise UserError(f"The run directory {path} cannot be written ({error.strerror}).") from None
+        return made
+
+    def offset(self) -> int:
+        """How many bytes of metrics there are."""
+        try:
+            return (self.path / METRICS).stat().st_size
+        except OSError:
+            return 0
+
     def write_config(self, record: Mapping[str, Any]) -> None:
         self._write_json(CONFIG, {**record, "versions": versions(), "git": git_revision()})
 
@@ -88,7 +109,7 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove what this run has written: it did not even start."""
         self._close_metrics()
-        for name in (CONFIG, METRICS):
+        for name in (CONFIG, METRICS, LOCK):
             (self.path / name).unlink(missing_ok=True)
         try:
             self.path.rmdir()

@@ -168,6 +168,10 @@ class Ending:
         except Exception:
             return None  # it is gone
 
+    def answers(self, calls: dict[str, Future]) -> dict[str, Any]:
+        """Those of calls that come in time, by name."""
+        return dict(self._answers(calls, ANSWERS))
+
     def _answers(self, calls: dict[str, Future], seconds: float, said: str | None = None) -> list[tuple[str, Any]]:
         """Those that come within `seconds`; an error is none."""
         left, answers, passed = dict(calls), [], 0.0

@@ -28,6 +28,10 @@ class Options:
     run_dir: str | None = None  # default: a new folder in runs/
     hang_seconds: Amount = 30.0  # after which a node that stands still is told of and replaced; 0: never
     max_failures: Whole = 5  # restarts of one node in a row before the run gives up
+    checkpoint_every: Amount = 60.0  # seconds between two checkpoints; 0: only at the end
+    checkpoint_updates: Count | None = None  # learner updates between two checkpoints, in place of seconds
+    keep: Count = 3  # checkpoints; the best by evaluated return is kept beside them
+    resume: Literal["never", "auto"] = "never"  # auto: go on with the run in --run-dir, if there is one
     eval_every: Seconds = 0.5  # seconds from one evaluation to the next
     eval_episodes: Count = 10  # per evaluation
 

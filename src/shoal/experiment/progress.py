@@ -48,6 +48,7 @@ class Progress:
     evaluations: int = 0  # how many there were
     evaluation: dict[str, Any] | None = None  # the last one
     times: dict[str, dict[str, float]] = field(default_factory=dict)  # node -> activity -> part of its time, recently
+    best: float | None = None  # the highest return of an evaluation
     confirmed: dict[str, Any] | None = None  # the evaluation that reached the target
     restarts: int = 0
     evaluated: Curve = field(default_factory=Curve)
@@ -84,10 +85,15 @@ class Progress:
         for record in new:
             self.evaluations += 1
             self.evaluation = record
+            self.best = max(record["eval_return"], record["eval_return"] if self.best is None else self.best)
             self.evaluated.add(record["eval_return"])
             if self.confirmed is None and record["reached"]:
                 self.confirmed = record
         return new
+
+    def go_on(self, meta: Mapping[str, Any]) -> None:
+        """Begin where a checkpoint was."""
+        self.evaluations, self.evaluation, self.best = meta["evaluations"], meta["evaluation"], meta["best"]
 
     def count(self, name: str) -> int:
         return int(self.counts.get(name, 0))

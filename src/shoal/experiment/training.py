@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any
 
-from shoal import config
+from shoal import __version__, config
+from shoal.checkpoints import Checkpoints, RunLock
 from shoal.envs import EnvSpec, describe
 from shoal.errors import UserError
 from shoal.experiment import plots, records, registry, view
+from shoal.experiment.checkpointing import FOLDER, Checkpointer, start_program
 from shoal.experiment.checks import prepare
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
+from shoal.experiment.resuming import Plan, Resumed, plan
 from shoal.loops.wiring import Settings
-from shoal.program import NodeDied, Program, futures
+from shoal.program import NodeDied, Program, futures, node_seed
 from shoal.runtime import Run, RunFailed, Supervisor, launch
 from shoal.runtime.supervise import Hang, Loss
 from shoal.versions import NONE, number
@@ -45,13 +49,36 @@ def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
     name, algorithm = registry.of_config(cfg)
     env = describe_env(cfg)
     cfg = config.apply_preset(cfg, algorithm.PRESETS, env.kind)
-    experiment = Experiment(name, algorithm, cfg, env, Options(**options), started)
+    return _finish(Experiment(name, algorithm, cfg, env, Options(**options), started), quiet)
+
+
+def _finish(experiment: Experiment, quiet: bool) -> Result:
     result, failure = experiment.run(view.choose(quiet=quiet, json=False))
     if failure is not None:
         raise failure
     if result.stopped_by == "interrupt":
         raise KeyboardInterrupt
     return result
+
+
+def resume(run: str | Path, *, quiet: bool = False, **changes: Any) -> Result:
+    """Go on with a run that was interrupted, as `shoal resume` does. `changes` are options of `train` and fields of the
+    algorithm's config that are to be others from now on."""
+    started = time.monotonic()
+    path = Path(run)
+    names = {field.name for field in dataclasses.fields(Options)}
+    options = {name: value for name, value in changes.items() if name in names}
+    found = plan(path, options, {name: value for name, value in changes.items() if name not in names})
+    return _finish(resumed_experiment(found, started), quiet)
+
+
+def resumed_experiment(found: Plan, started: float) -> Experiment:
+    try:
+        env = describe_env(found.cfg)
+        return Experiment(found.name, found.algorithm, found.cfg, env, found.options, started, found.resumed)
+    except BaseException:
+        found.resumed.lock.release()
+        raise
 
 
 def describe_env(cfg: Any) -> EnvSpec:
@@ -79,7 +106,14 @@ class Experiment:
     """One run, from a finished config to a complete run directory."""
 
     def __init__(
-        self, name: str, algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options, started: float
+        self,
+        name: str,
+        algorithm: Algorithm,
+        cfg: Any,
+        env: EnvSpec,
+        options: Options,
+        started: float,
+        resumed: Resumed | None = None,
     ) -> None:
         self.name, self.algorithm, self.cfg, self.env = name, algorithm, cfg, env
         self.threshold = options.with_threshold(env.reward_threshold) is not options
@@ -89,14 +123,40 @@ class Experiment:
         self.first_update: float | None = None
         self.notes = 0  # that were told
         self.told_waiting = False
+        self.resumed = resumed
+        if resumed is not None and resumed.checkpoint is not None:
+            self.progress.go_on(resumed.meta)
+            self.notes = len(resumed.parts["metrics"]["notes"])
         prepare(algorithm, cfg, env, self.options)
 
     def run(self, display: view.View) -> tuple[Result, Exception | None]:
         """The result, and what broke the run if something did."""
-        options = self.options
+        directory, lock = self._open(display)
+        try:
+            return self._run(directory, display)
+        finally:
+            lock.release()
+
+    def _open(self, display: view.View) -> tuple[RunDirectory, RunLock]:
+        options, resumed = self.options, self.resumed
+        if resumed is not None:
+            return RunDirectory.reopen(resumed.path, resumed.meta.get("metrics_bytes", 0), display.note), resumed.lock
         short = registry.short_name(self.name)
+        directory = RunDirectory.create(options.run_dir, short, self.env.name, options.seed, display.note)
+        lock = RunLock(directory.path)
+        lock.acquire()
+        return directory, lock
+
+    def _discard(self, directory: RunDirectory) -> None:
+        """What did not even start leaves nothing; what goes on leaves what it had."""
+        if self.resumed is None:
+            directory.discard()
+        else:
+            directory.close()
+
+    def _run(self, directory: RunDirectory, display: view.View) -> tuple[Result, Exception | None]:
+        options = self.options
         with Interrupts() as interrupts:
-            directory = RunDirectory.create(options.run_dir, short, self.env.name, options.seed, display.note)
             supervisor = Supervisor(
                 max_failures=options.max_failures,
                 hang_seconds=options.hang_seconds,
@@ -106,24 +166,26 @@ class Experiment:
             )
             display.begin(self._begin_lines(directory))
             try:
-                program = self.algorithm.program(self.cfg, self.env, self._settings())
+                program = self._program(display)
                 run = launch(
-                    program, options.runtime, seed=options.seed, supervisor=supervisor, ray_address=options.ray_address
+                    program, options.runtime, seed=self._seed(), supervisor=supervisor, ray_address=options.ray_address
                 )
             except BaseException:
                 display.end()
-                directory.discard()
+                self._discard(directory)
                 raise
             with run:
                 interrupts.started = True
                 directory.write_config(self._record())
+                store = Checkpoints(directory.path / FOLDER, options.keep)
+                checkpointer = Checkpointer(store, run, program, options, display.note)
                 try:
-                    stopped_by, failure = self._until_stopped(run, interrupts, directory, display)
-                    final = self._end(Ending(run, program, display.note), stopped_by, directory, display)
+                    stopped_by, failure = self._until_stopped(run, interrupts, directory, display, checkpointer)
+                    final = self._end(Ending(run, program, display.note), checkpointer, directory, display)
                 finally:
                     display.end()
         if failure is not None and (sentence := user_error(failure)) is not None:
-            directory.discard()
+            self._discard(directory)
             raise UserError(sentence)
         result = self._result(stopped_by, final, directory, supervisor)
         failure = self._save(directory, final, result, failure)
@@ -139,20 +201,60 @@ class Experiment:
             eval_every=options.eval_every,
         )
 
+    def _program(self, display: view.View) -> Program:
+        program: Program = self.algorithm.program(self.cfg, self.env, self._settings())
+        if self.resumed is not None:
+            unplaced = start_program(program, self.resumed.parts)
+            if unplaced:
+                display.note(f"there are fewer actors than before: the open episodes of {unplaced} are lost")
+        return program
+
+    def _seed(self) -> int:
+        """Another one in every life: what has no state to go on with must not repeat what it did."""
+        life = 0 if self.resumed is None else self.resumed.life
+        return self.options.seed if life == 0 else node_seed(self.options.seed, "life", life)
+
+    def _describe(self, directory: RunDirectory) -> dict[str, Any]:
+        """What a checkpoint says of the run."""
+        progress = self.progress
+        return {
+            "algorithm": registry.short_name(self.name),
+            "env": self.env.name,
+            "env_steps": progress.count("env_steps"),
+            "seconds": progress.seconds,
+            "evaluations": progress.evaluations,
+            "evaluation": progress.evaluation,
+            "best": progress.best,
+            "metrics_bytes": directory.offset(),
+            "shoal": __version__,
+        }
+
     # ---- while it runs
 
     def _until_stopped(
-        self, run: Run, interrupts: Interrupts, directory: RunDirectory, display: view.View
+        self,
+        run: Run,
+        interrupts: Interrupts,
+        directory: RunDirectory,
+        display: view.View,
+        checkpointer: Checkpointer,
     ) -> tuple[StoppedBy, Exception | None]:
         try:
-            return self._watch(run, interrupts, directory, display), None
+            return self._watch(run, interrupts, directory, display, checkpointer), None
         except KeyboardInterrupt:
             return "interrupt", None
         except Exception as error:
             # a signal to the whole group ends the nodes too: then their loss is no failure
             return ("interrupt", None) if interrupts.asked else ("failure", error)
 
-    def _watch(self, run: Run, interrupts: Interrupts, directory: RunDirectory, display: view.View) -> StoppedBy:
+    def _watch(
+        self,
+        run: Run,
+        interrupts: Interrupts,
+        directory: RunDirectory,
+        display: view.View,
+        checkpointer: Checkpointer,
+    ) -> StoppedBy:
         metrics, progress = run.client(METRICS), self.progress
         begin, next_row = time.monotonic(), 0.0
         reason: StoppedBy | None = None
@@ -170,6 +272,8 @@ class Experiment:
             if progress.elapsed >= next_row:
                 next_row = progress.elapsed + ROW_EVERY
                 directory.write_row("progress", progress.row())
+            now = progress.seconds if self.options.runtime == "inline" else elapsed
+            checkpointer.tick(now, progress.count("learner_steps"), progress.best, lambda: self._describe(directory))
             display.update(progress)
         return reason
 
@@ -191,7 +295,7 @@ class Experiment:
         self.notes = len(snapshot["notes"])
         self.first_update = snapshot["first_update"]
 
-    def _end(self, ending: Ending, stopped_by: StoppedBy, directory: RunDirectory, display: view.View) -> Final:
+    def _end(self, ending: Ending, checkpointer: Checkpointer, directory: RunDirectory, display: view.View) -> Final:
         """Everything that is told from here on is told of the weights that are returned."""
         progress = self.progress
         stopped_at, confirmed = progress.elapsed, progress.confirmed is not None
@@ -208,6 +312,7 @@ class Experiment:
             self._take(snapshot, stopped_at, ending.supervisor, directory, display)
         directory.write_row("progress", progress.row())
         display.update(progress)
+        checkpointer.finish(ending.answers, progress.best, lambda: self._describe(directory))
         version, weights = found or (NONE, {})
         return Final(version, weights, evaluated)
 
@@ -240,10 +345,12 @@ class Experiment:
             config.preset_line(self.cfg, self.algorithm.PRESETS, self.env.kind),
             f"{options.stop_line()}{own} · run directory {directory.path}",
             *([f"note: {lost}"] if lost else []),
+            *([] if self.resumed is None else self.resumed.lines),
         ]
 
     def _record(self) -> dict[str, Any]:
-        return records.record_of(self.name, self.cfg, self.env.kind, self.options)
+        record = records.record_of(self.name, self.cfg, self.env.kind, self.options)
+        return record | {"life": 0 if self.resumed is None else self.resumed.life}
 
     # ---- what it came to
 

@@ -81,6 +81,7 @@ class Evaluator(Loop):
         self._playing = Condition()  # the environments are used by one evaluation at a time
         self._version = NONE  # evaluated last
         self._confirmed: tuple[int, Columns] | None = None
+        self._best: tuple[float, int, Columns] | None = None
         self._next = 0.0
         if note is not None:
             self._reporter.note(note)
@@ -124,6 +125,10 @@ class Evaluator(Loop):
         """The version that reached the target, and its weights: those that follow are not always better."""
         return self._confirmed
 
+    def best(self) -> tuple[float, int, Columns] | None:
+        """The highest return of an evaluation, and the version and weights that it was of."""
+        return self._best
+
     def state_dict(self) -> dict[str, Any]:
         """What was evaluated last, and what has been confirmed."""
         version, weights = self._confirmed or (NONE, {})
@@ -155,6 +160,8 @@ class Evaluator(Loop):
                 "reached": reached,
             }
             self._version = version
+            if self._best is None or record["eval_return"] > self._best[0]:
+                self._best = (record["eval_return"], version, weights)
             if reached and self._confirmed is None:  # before it is told: who hears of it may ask for the weights
                 self._confirmed = (version, weights)
             self._reporter.values["eval_return"] = record["eval_return"]

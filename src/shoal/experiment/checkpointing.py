@@ -1,0 +1,204 @@
+"""Checkpoints of a run while it goes on: nodes are asked for their state, and a thread of the driver writes it.
+
+Nothing waits for it: the learner gives its state between two updates, actors between two rows. Who does not answer in
+time (a replay that holds an actor up) is left out: of that actor the open episodes would be lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.checkpoints import CheckpointFailed, Checkpoints
+from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
+from shoal.experiment.options import Options
+from shoal.program import Future, Handle, NodeDied, Program, futures
+from shoal.runtime import Run
+from shoal.versions import NONE, number
+
+LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
+AGAIN = 5.0  # seconds after which a checkpoint that came to nothing is tried again
+FOLDER = "checkpoints"
+States = dict[str, Any]
+Describe = Callable[[], dict[str, Any]]
+
+
+def part_name(node: str) -> str:
+    return node.replace("/", "-")
+
+
+def asked_for(program: Program) -> dict[str, str]:
+    """The nodes whose states make a checkpoint, and the method that gives each."""
+    asked = {}
+    for name, node in program.nodes.items():
+        if name.startswith(f"{LEARNER.name}/"):
+            continue  # all learners of a group are equal
+        if callable(getattr(node.factory, "checkpoint", None)):
+            asked[name] = "checkpoint"
+        elif name == METRICS.name or name.partition("/")[0] == "gradients":
+            asked[name] = "state_dict"
+    return asked
+
+
+class Checkpointer:
+    """Saves a checkpoint every so often, and one at the end."""
+
+    def __init__(
+        self, store: Checkpoints, run: Run, program: Program, options: Options, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._run, self._note = store, run, note
+        self._every, self._updates_between = options.checkpoint_every, options.checkpoint_updates
+        self._asked = asked_for(program)
+        self._evaluated = EVALUATOR.name in program.nodes
+        self._next = options.checkpoint_every
+        self._next_updates = 0
+        self._calls: dict[str, Future] = {}
+        self._meta: dict[str, Any] = {}
+        self._looks = 0
+        self._writing: threading.Thread | None = None
+        self._failure: str | None = None
+        self._told: str | None = None
+        best, _ = store.best()
+        self._best: float | None = None if best is None else best.meta.get("eval_return")
+        self.saved = 0  # checkpoints of this life
+
+    # ---- while the run goes on
+
+    def tick(self, now: float, updates: int, best: float | None, describe: Describe) -> None:
+        """To be called often; `now` are seconds of the nodes' clock since they were started."""
+        self._tell_failure()
+        if self._calls:
+            self._looks += 1
+            if self._looks >= LOOKS or all(_done(call) for call in self._calls.values()):
+                self._gather(now)
+        elif not self._busy() and self._due(now, updates):
+            self._next = now + self._every
+            self._next_updates = updates + (self._updates_between or 0)
+            self._meta, self._looks = describe(), 0
+            self._calls = self._ask(best)
+
+    def _due(self, now: float, updates: int) -> bool:
+        if self._updates_between is not None:
+            self._next_updates = self._next_updates or self._updates_between
+            return updates >= self._next_updates
+        return self._every > 0 and now >= self._next
+
+    def _ask(self, best: float | None) -> dict[str, Future]:
+        calls = {name: self._call(name, method) for name, method in self._asked.items()}
+        calls[WEIGHTS.name] = self._call(WEIGHTS.name, "newer", NONE)
+        if self._evaluated and best is not None and (self._best is None or best > self._best):
+            calls[EVALUATOR.name] = self._call(EVALUATOR.name, "best")
+        return {name: call for name, call in calls.items() if call is not None}
+
+    def _call(self, node: str, method: str, *arguments: Any) -> Future | None:
+        try:
+            call: Future = getattr(futures(self._run.client(Handle(node))), method)(*arguments)
+            return call
+        except NodeDied:
+            return None  # on its way back
+
+    def _gather(self, now: float) -> None:
+        states, self._calls = _results(self._calls), {}
+        if not _can_go_on(states):
+            self._next = now + AGAIN
+            return
+        self._writing = threading.Thread(target=self._write, args=(states, self._meta), name="checkpoint")
+        self._writing.start()
+
+    def _busy(self) -> bool:
+        if self._writing is not None and not self._writing.is_alive():
+            self._writing = None
+        return self._writing is not None
+
+    # ---- at the end
+
+    def finish(
+        self, ask: Callable[[dict[str, Future]], dict[str, Any]], best: float | None, describe: Describe
+    ) -> None:
+        """A last checkpoint, of everything as it is now; `ask` waits for calls, and gives the answers that came."""
+        if self._writing is not None:
+            self._writing.join()
+        meta, states = describe(), ask(self._ask(best))
+        if LEARNER.name in self._asked and states.get(LEARNER.name) is None:
+            call = self._call(WEIGHTS.name, "kept_snapshot")  # the learner is gone: what it left last
+            states |= {LEARNER.name: next(iter(ask({WEIGHTS.name: call}).values()), None)} if call is not None else {}
+        if _can_go_on(states):
+            self._write(states, meta)
+        self._tell_failure()
+
+    # ---- writing, in a thread of its own
+
+    def _write(self, states: States, meta: dict[str, Any]) -> None:
+        try:
+            best = states.pop(EVALUATOR.name, None)
+            parts, meta = as_parts(states, meta)
+            self._store.save(parts, meta)
+            self.saved += 1
+            if best is not None and (self._best is None or best[0] > self._best):
+                told = {"eval_return": best[0], "updates": number(best[1])}
+                self._store.save_best({"weights": best[2]}, {**meta, **told})
+                self._best = best[0]
+            self._failure = None
+        except CheckpointFailed as failure:
+            self._failure = str(failure)
+
+    def _tell_failure(self) -> None:
+        """Once, until another one comes."""
+        if self._failure is not None and self._failure.partition(": ")[2] != self._told:
+            self._told = self._failure.partition(": ")[2]
+            self._note(f"{self._failure}; the ones before are as they were, and training goes on")
+
+
+def as_parts(states: States, meta: dict[str, Any]) -> tuple[States, dict[str, Any]]:
+    """The parts of a checkpoint, whose counts agree with each other: the nodes were asked one after the other."""
+    parts = {part_name(name): state for name, state in states.items() if state is not None and name != WEIGHTS.name}
+    published = states.get(WEIGHTS.name)
+    if published is not None:
+        parts["weights"] = dict(published[1])
+    gradients = [state for name, state in states.items() if name.partition("/")[0] == "gradients" and state is not None]
+    updates = max(state["version"] for state in gradients) if gradients else parts[LEARNER.name]["updates"]
+    counts = {**parts[METRICS.name]["counts"], "learner_steps": float(updates)}
+    parts[METRICS.name] = {**parts[METRICS.name], "counts": counts, "evaluations": meta["evaluations"]}
+    if gradients:
+        counted = {name: max(state["counts"].get(name, 0) for state in gradients) for name in gradients[0]["counts"]}
+        parts[LEARNER.name] = {"counted": {**counted, "version": updates}}
+    return parts, {**meta, "updates": int(updates)}
+
+
+def start_program(program: Program, parts: Mapping[str, Any]) -> int:
+    """Have the nodes of a program start from the parts of a checkpoint; how many of its actors have no place in it."""
+    nodes = {part_name(name): name for name in program.nodes}
+    unplaced = 0
+    for part, state in parts.items():
+        if part == LEARNER.name and "counted" not in state:
+            program.start_from(WEIGHTS.name, {"version": NONE, "weights": {}, "snapshot": state})
+        elif part in nodes and part != "weights":
+            program.start_from(nodes[part], state)
+        elif part != "weights":
+            unplaced += 1
+    return unplaced
+
+
+def _can_go_on(states: States) -> bool:
+    learns = any(states.get(name) is not None for name in states if name.partition("/")[0] in ("learner", "gradients"))
+    return learns and states.get(METRICS.name) is not None
+
+
+def _results(calls: Mapping[str, Future]) -> States:
+    """The answers that have come; an error is none."""
+    found: States = {}
+    for name, call in calls.items():
+        try:
+            if call.done():
+                found[name] = call.result()
+        except Exception:
+            continue  # it was lost, and is the supervisor's to judge
+    return found
+
+
+def _done(call: Future) -> bool:
+    try:
+        return call.done()
+    except Exception:
+        return True

@@ -1,0 +1,160 @@
+"""Going on with a run that was interrupted: what it was, what may be different now, and where it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal import config
+from shoal.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint, RunLock
+from shoal.errors import UserError
+from shoal.experiment import directory, records, registry
+from shoal.experiment.checkpointing import FOLDER
+from shoal.experiment.options import Options
+from shoal.experiment.registry import Algorithm
+
+FIXED = {  # options of a run that cannot be others when it goes on, and why
+    "seed": "a run goes on with its own random numbers",
+    "run_dir": "that is another run",
+}
+STOPS = ("stop_return", "stop_steps", "stop_updates", "stop_seconds")
+
+
+@dataclass
+class Resumed:
+    """Where a run goes on."""
+
+    path: Path
+    lock: RunLock  # held
+    life: int  # 1 for the first time
+    checkpoint: Checkpoint | None  # None: there was none yet, so that it begins again
+    parts: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)  # what the user is told
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        return {} if self.checkpoint is None else self.checkpoint.meta
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as it was recorded, with what is to be different now."""
+
+    name: str
+    algorithm: Algorithm
+    cfg: Any
+    options: Options
+    resumed: Resumed
+
+
+def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
+    """Read a run directory, take its lock, and find the checkpoint to go on from. `options` and fields of the config
+    (`values`) that are given take the place of the recorded ones."""
+    record = directory.read_config(path)
+    lock = RunLock(path)
+    lock.acquire()
+    try:
+        name, algorithm, cfg = records.rebuild(path, values)
+        recorded = _recorded_options(record, path)
+        _refuse(record, recorded, options, values)
+        chosen = dataclasses.replace(recorded, **options, run_dir=str(path), resume="never")
+        _refuse_finished(path, recorded, chosen)
+        resumed = Resumed(path, lock, int(record.get("life", 0)) + 1, None)
+        resumed.lines += _differences(record, recorded, options, values)
+        _find_checkpoint(resumed, record, chosen)
+        return Plan(name, algorithm, cfg, chosen, resumed)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def can_resume(path: Path) -> bool:
+    """Whether there is a run to go on with."""
+    return (path / directory.CONFIG).is_file()
+
+
+def finished(path: Path) -> dict[str, Any] | None:
+    """The summary of a run that has ended by its stop rule."""
+    try:
+        summary = json.loads((path / directory.SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ended = isinstance(summary, dict) and summary.get("stopped_by") in ("return", "steps", "updates", "seconds")
+    return summary if ended else None
+
+
+def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: Options) -> None:
+    store = Checkpoints(resumed.path / FOLDER, options.keep)
+    store.clean()
+    found, complaints = store.newest()
+    resumed.lines += [f"{complaint} Going on from the one before." for complaint in complaints]
+    if found is None:
+        if complaints:
+            raise DamagedCheckpoint(f"No checkpoint of {resumed.path} can be read: {complaints[0]}")
+        resumed.lines.append("there is no checkpoint yet: training begins again")
+        return
+    told = {name: found.meta.get(name) for name in ("algorithm", "env")}
+    expected = {"algorithm": registry.short_name(record["algorithm"]), "env": record["env"]}
+    for name, value in told.items():
+        if value != expected[name]:
+            raise UserError(
+                f"{found.path} is of the {name} {value}, and the run in {resumed.path} of {expected[name]}: "
+                "its files were mixed with another run's."
+            )
+    resumed.checkpoint = found
+    resumed.parts = {part: found.part(part) for part in found.parts}
+    resumed.lines.append(
+        f"going on from {found.path.name}: {found.meta['updates']:,} updates, {found.meta['env_steps']:,} steps, "
+        f"{found.meta['seconds']:,.0f} s of training"
+    )
+
+
+def _recorded_options(record: Mapping[str, Any], path: Path) -> Options:
+    known = {option.name for option in dataclasses.fields(Options)}
+    values = record.get("options")
+    if not isinstance(values, dict):
+        raise UserError(f"{path / directory.CONFIG} has no options: the run cannot be rebuilt from it.")
+    try:
+        options = Options(**{name: value for name, value in values.items() if name in known})
+        options.check()
+    except (TypeError, UserError) as error:
+        raise UserError(f"{path / directory.CONFIG} cannot be used: {error}") from None
+    return options
+
+
+def _refuse(
+    record: Mapping[str, Any], recorded: Options, options: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    for name, reason in FIXED.items():
+        if name in options and options[name] != getattr(recorded, name):
+            raise UserError(f"{config.option(name)} cannot change when a run goes on: {reason}.")
+    if values.get("env", record["config"].get("env")) != record["config"].get("env"):
+        raise UserError("--env cannot change when a run goes on: start a new one.")
+
+
+def _refuse_finished(path: Path, recorded: Options, chosen: Options) -> None:
+    summary = finished(path)
+    if summary is not None and all(getattr(recorded, stop) == getattr(chosen, stop) for stop in STOPS):
+        reason = summary["stopped_by"]
+        raise UserError(
+            f"The run in {path} has ended, by its stop rule ({reason}): give another one to go on, such as "
+            f"--stop-{reason} with a larger number."
+        )
+
+
+def _differences(
+    record: Mapping[str, Any], recorded: Options, options: Mapping[str, Any], values: Mapping[str, Any]
+) -> list[str]:
+    before = {**record["config"], **dataclasses.asdict(recorded)}
+    changed = {
+        name: value for name, value in {**options, **values}.items() if _plain(before.get(name)) != _plain(value)
+    }
+    return [f"{config.option(name)} was {before.get(name)}, now {value}" for name, value in changed.items()]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
