@@ -14,7 +14,7 @@ from shoal.errors import UserError
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.learner import LearnerLoop
-from shoal.loops.wiring import Front, Wiring
+from shoal.loops.wiring import ReplayFrontend, Wiring
 from shoal.loops.worker import Publisher, WorkerLoop
 from shoal.program import Node, Program, Resources
 from shoal.replay import Replay
@@ -30,7 +30,7 @@ pytest.importorskip("ray")
 from shoal.runtime.ray import cluster  # noqa: E402 - only where Ray is installed
 
 HERE = "a" * 56
-STAY = [Metrics, WeightStore, Replay, Front, Group, GradientServer, InferenceServer, LearnerLoop, Publisher]
+STAY = [Metrics, WeightStore, Replay, ReplayFrontend, Group, GradientServer, InferenceServer, LearnerLoop, Publisher]
 SPREAD = [ActorLoop, RemoteActorLoop, Evaluator, WorkerLoop]
 
 
