@@ -1,0 +1,176 @@
+"""What may be different when a run goes on, what is refused, and from which checkpoint it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.algorithms import impala
+from shoal.checkpoints import Checkpoints, DamagedCheckpoint, RunLock
+from shoal.errors import UserError
+from shoal.experiment import records
+from shoal.experiment.checkpointing import as_parts, start_program
+from shoal.experiment.directory import RunDirectory
+from shoal.experiment.options import Options
+from shoal.experiment.resuming import Plan, finished, plan
+from shoal.program import Program
+
+META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 900, "seconds": 3.0, "evaluations": 0}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The directory of a run that was interrupted, with two checkpoints."""
+    options = Options(stop_steps=1000, run_dir=str(tmp_path))
+    record = records.record_of("impala", impala.Config(), "classic", options)
+    (tmp_path / "config.json").write_text(json.dumps(record, default=str))
+    store = Checkpoints(tmp_path / "checkpoints")
+    for updates in (6, 7):
+        store.save({"learner": {"updates": updates}, "metrics": {"notes": []}}, {**META, "updates": updates})
+    return tmp_path
+
+
+def planned(path: Path, options: dict[str, Any] | None = None, **values: Any) -> Plan:
+    found = plan(path, options or {}, values)
+    found.resumed.lock.release()
+    return found
+
+
+def test_the_newest_checkpoint_is_gone_on_from_and_what_differs_is_told(run: Path) -> None:
+    found = planned(run, {"stop_steps": 5000, "runtime": "inline"}, actors=3)
+    assert (found.options.stop_steps, found.options.runtime, found.cfg.actors) == (5000, "inline", 3)
+    assert found.resumed.life == 1
+    assert found.resumed.parts["learner"]["updates"] == 7
+    assert found.resumed.lines[:3] == [
+        "--stop-steps was 1000, now 5000",
+        "--runtime was local, now inline",
+        "--actors was 1, now 3",
+    ]
+    assert found.resumed.lines[3] == "going on from 000002: 7 updates, 900 steps, 3 s of training"
+
+
+def test_what_cannot_change_is_refused_with_its_reason(run: Path) -> None:
+    for options, values, sentence in (
+        ({"seed": 5}, {}, "--seed cannot change when a run goes on: a run goes on with its own random numbers"),
+        ({"run_dir": "other"}, {}, "--run-dir cannot change"),
+        ({}, {"env": "Acrobot-v1"}, "--env cannot change when a run goes on"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            planned(run, options, **values)
+    planned(run)  # nobody has kept the lock
+
+
+def test_a_run_that_is_going_on_is_refused(run: Path) -> None:
+    with RunLock(run), pytest.raises(UserError, match="this very process"):
+        planned(run)
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(run: Path) -> None:
+    (run / "checkpoints" / "000002" / "learner.json").write_text("{")
+    found = planned(run)
+    assert found.resumed.parts["learner"]["updates"] == 6
+    assert "000002/learner.json is damaged" in found.resumed.lines[0]
+    assert found.resumed.lines[0].endswith("Going on from the one before.")
+    (run / "checkpoints" / "000001" / "manifest.json").unlink()
+    with pytest.raises(DamagedCheckpoint, match=r"No checkpoint of .* can be read"):
+        planned(run)
+
+
+def test_a_checkpoint_of_another_run_is_refused(run: Path) -> None:
+    Checkpoints(run / "checkpoints").save({"learner": 1}, {**META, "env": "Acrobot-v1"})
+    with pytest.raises(UserError, match=r"is of the env Acrobot-v1, and the run in .* of CartPole-v1"):
+        planned(run)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again_and_leftovers_go(tmp_path: Path, run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        path.rename(path.with_name(f".saving-1-{path.name}"))
+    found = planned(run)
+    assert found.resumed.checkpoint is None
+    assert found.resumed.lines == ["there is no checkpoint yet: training begins again"]
+    assert not list((run / "checkpoints").iterdir())
+
+
+def test_a_run_that_has_ended_needs_another_stop_rule(run: Path) -> None:
+    (run / "summary.json").write_text(json.dumps({"stopped_by": "steps"}))
+    with pytest.raises(UserError, match=r"has ended, by its stop rule \(steps\): give another one"):
+        planned(run)
+    assert planned(run, {"stop_steps": 2000}).options.stop_steps == 2000
+    assert finished(run) == {"stopped_by": "steps"}
+    (run / "summary.json").write_text(json.dumps({"stopped_by": "interrupt"}))
+    assert finished(run) is None
+    planned(run)
+
+
+def test_the_options_that_a_run_recorded_are_checked(run: Path) -> None:
+    record = json.loads((run / "config.json").read_text())
+    for options in (None, {"keep": 0}):
+        (run / "config.json").write_text(json.dumps({**record, "options": options}))
+        with pytest.raises(UserError, match=r"config\.json (has no options|cannot be used: --keep 0)"):
+            planned(run)
+
+
+def test_metrics_are_cut_back_to_the_checkpoint_and_go_on(tmp_path: Path) -> None:
+    directory = RunDirectory.create(str(tmp_path / "run"), "impala", "CartPole-v1", 0, print)
+    directory.write_row("progress", {"seconds": 1.0})
+    offset = directory.offset()
+    directory.write_row("progress", {"seconds": 2.0})
+    (tmp_path / "run" / "metrics.jsonl").open("a").write('{"kind": "prog')  # cut short by a kill
+    again = RunDirectory.reopen(tmp_path / "run", offset, print)
+    again.write_row("progress", {"seconds": 1.5})
+    told = [json.loads(line)["seconds"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert told == [1.0, 1.5]
+    again.close()
+    directory.close()
+
+
+def test_counts_of_a_checkpoint_agree_though_nodes_were_asked_one_after_the_other() -> None:
+    states = {
+        "learner": {"updates": 9},
+        "metrics": {"counts": {"learner_steps": 5.0, "env_steps": 100.0}, "evaluations": 4},
+        "weights": (9, {"w": np.ones(2)}),
+        "actor/0": {"environments": {}},
+        "actor/1": None,  # held up
+    }
+    parts, meta = as_parts(states, {"evaluations": 3})
+    assert parts["metrics"] == {"counts": {"learner_steps": 9.0, "env_steps": 100.0}, "evaluations": 3}
+    assert sorted(parts) == ["actor-0", "learner", "metrics", "weights"]
+    assert meta["updates"] == 9
+
+
+def test_updates_of_a_gradient_service_are_counted_once() -> None:
+    states = {
+        "gradients/0": {"version": 8, "counts": {"gradients": 20, "stale": 1}},
+        "gradients/1": {"version": 9, "counts": {"gradients": 21, "stale": 0}},
+        "metrics": {"counts": {"learner_steps": 5.0}, "evaluations": 0},
+    }
+    parts, meta = as_parts(states, {"evaluations": 0})
+    assert parts["learner"] == {"counted": {"gradients": 21, "stale": 1, "version": 9}}
+    assert parts["metrics"]["counts"]["learner_steps"] == meta["updates"] == 9
+
+
+class Node:
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -> None:
+    program = Program()
+    for name in ("weights", "metrics", "learner", "actor/0"):
+        program.add(name, Node)
+    parts = {"learner": {"updates": 3}, "metrics": {"m": 1}, "actor-0": {"a": 0}, "actor-1": {"a": 1}, "weights": {}}
+    assert start_program(program, parts) == 1
+    started = {name: node.start for name, node in program.nodes.items()}
+    assert started["weights"]["snapshot"] == {"updates": 3}
+    assert started["metrics"] == {"m": 1}
+    assert started["actor/0"] == {"a": 0}
+    assert started["learner"] is None
+
+
+def test_every_option_of_a_run_has_a_place_in_what_is_recorded(run: Path) -> None:
+    recorded = json.loads((run / "config.json").read_text())["options"]
+    assert set(recorded) == {option.name for option in dataclasses.fields(Options)}
