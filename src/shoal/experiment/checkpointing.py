@@ -19,7 +19,7 @@ from shoal.versions import NONE, number
 
 LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
 AGAIN = 5.0  # seconds after which a checkpoint that came to nothing is tried again
-FOLDER = "checkpoints"
+
 States = dict[str, Any]
 Describe = Callable[[], dict[str, Any]]
 

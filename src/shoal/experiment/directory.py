@@ -27,10 +27,12 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.checkpoints import Checkpoints
 from shoal.checkpoints.lock import LOCK
 from shoal.errors import UserError
 
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
+CHECKPOINTS = "checkpoints"
 Weights = Mapping[str, npt.NDArray[Any]]
 
 
@@ -187,9 +189,20 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
         with np.load(path / WEIGHTS) as archive:  # never unpickles
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
-        raise UserError(f"{path} has no {WEIGHTS}: the run ended before it could save any.") from None
+        return _checkpointed_weights(path)
     except (OSError, ValueError, EOFError, AttributeError, LookupError, RuntimeError, zlib.error, zipfile.BadZipFile):
         raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
+
+
+def _checkpointed_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Of a run that was killed: those of its newest checkpoint."""
+    found, complaints = Checkpoints(path / CHECKPOINTS).newest()
+    if found is None or "weights" not in found.parts:
+        raise UserError(
+            f"{path} has no {WEIGHTS}: {complaints[0] if complaints else 'the run ended before it could save any.'}"
+        )
+    weights: dict[str, npt.NDArray[Any]] = found.part("weights")
+    return weights
 
 
 def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from shoal import config
 from shoal.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint, RunLock
 from shoal.errors import UserError
 from shoal.experiment import directory, records, registry
-from shoal.experiment.checkpointing import FOLDER
 from shoal.experiment.options import Options
 from shoal.experiment.registry import Algorithm
 
@@ -88,7 +87,7 @@ def finished(path: Path) -> dict[str, Any] | None:
 
 
 def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: Options) -> None:
-    store = Checkpoints(resumed.path / FOLDER, options.keep)
+    store = Checkpoints(resumed.path / directory.CHECKPOINTS, options.keep)
     store.clean()
     found, complaints = store.newest()
     resumed.lines += [f"{complaint} Going on from the one before." for complaint in complaints]

@@ -12,9 +12,9 @@ from shoal.checkpoints import Checkpoints, RunLock
 from shoal.envs import EnvSpec, describe
 from shoal.errors import UserError
 from shoal.experiment import plots, records, registry, view
-from shoal.experiment.checkpointing import FOLDER, Checkpointer, start_program
+from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
-from shoal.experiment.directory import RunDirectory
+from shoal.experiment.directory import CHECKPOINTS, RunDirectory
 from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
@@ -177,7 +177,7 @@ class Experiment:
             with run:
                 interrupts.started = True
                 directory.write_config(self._record())
-                store = Checkpoints(directory.path / FOLDER, options.keep)
+                store = Checkpoints(directory.path / CHECKPOINTS, options.keep)
                 checkpointer = Checkpointer(store, run, program, options, display.note)
                 try:
                     stopped_by, failure = self._until_stopped(run, interrupts, directory, display, checkpointer)

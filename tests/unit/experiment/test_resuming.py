@@ -15,7 +15,7 @@ from shoal.checkpoints import Checkpoints, DamagedCheckpoint, RunLock
 from shoal.errors import UserError
 from shoal.experiment import records
 from shoal.experiment.checkpointing import as_parts, start_program
-from shoal.experiment.directory import RunDirectory
+from shoal.experiment.directory import RunDirectory, read_weights
 from shoal.experiment.options import Options
 from shoal.experiment.resuming import Plan, finished, plan
 from shoal.program import Program
@@ -174,3 +174,10 @@ def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -
 def test_every_option_of_a_run_has_a_place_in_what_is_recorded(run: Path) -> None:
     recorded = json.loads((run / "config.json").read_text())["options"]
     assert set(recorded) == {option.name for option in dataclasses.fields(Options)}
+
+
+def test_the_weights_of_a_killed_run_are_those_of_its_newest_checkpoint(run: Path) -> None:
+    with pytest.raises(UserError, match=r"has no weights\.npz"):
+        read_weights(run)
+    Checkpoints(run / "checkpoints").save({"weights": {"w": np.arange(3.0)}}, META)
+    assert read_weights(run)["w"].tolist() == [0.0, 1.0, 2.0]
