@@ -200,7 +200,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["the command", "the whole group"])
 def test_a_signal_ends_everything_and_leaves_a_complete_run(
     number: int, whole_group: bool, running: subprocess.Popen[str], tmp_path: Path
@@ -215,6 +215,7 @@ def test_a_signal_ends_everything_and_leaves_a_complete_run(
     assert running.returncode == 130, err
     assert "Traceback" not in err
     assert last_line(out)["stopped_by"] == "interrupt"
+    assert last_line(out)["restarts"] == 0, "nobody but the command is meant"
     assert {"config.json", "metrics.jsonl", "summary.json", "weights.npz"} <= set(os.listdir(tmp_path / "run"))
     assert psutil.wait_procs(children, timeout=5)[1] == []
 

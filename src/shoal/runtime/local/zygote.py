@@ -206,7 +206,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main(fd: int, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the parent, which ends the run in order
+        signal.signal(number, signal.SIG_IGN)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
