@@ -51,7 +51,7 @@ def counting_program(environment: str, count: int, actors: int, pattern: Pattern
             make_policy,  # type: ignore[arg-type]
             {"items": pattern},
             rows,
-            replay,
+            [replay],
             weights,
             metrics,
         )
