@@ -167,4 +167,6 @@ def main(sock: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    from shoal.runtime.local.node import main as node_main  # whose `Start` is the one that arrives, not __main__'s
+
+    node_main(socket.socket(fileno=int(sys.argv[1])))
