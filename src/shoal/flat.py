@@ -140,8 +140,17 @@ def flatten(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def flat_gradient(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    """The gradient as one vector in the order of `flatten`, zero for parameters that the loss does not use."""
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    """The gradient as one vector in the order of `flatten`, zero for parameters that the loss does not use, and for
+    those that were frozen since they were flattened: none of the rules here moves what never had a gradient."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if len(trained) == len(parameters):
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    else:
+        found: dict[int, Tensor] = {}
+        if trained and loss.requires_grad:
+            some = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+            found = {id(parameter): gradient for parameter, gradient in zip(trained, some)}
+        gradients = tuple(found.get(id(one), torch.zeros_like(one)) for one in parameters)
     return torch.cat([_storage_order(part).reshape(-1) for part in gradients])
 
 

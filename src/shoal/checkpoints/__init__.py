@@ -1,11 +1,10 @@
-"""Checkpoints: states in files that cannot run code, complete or absent, kept, found again, and transferred."""
+"""Checkpoints: states in files that cannot run code, complete or absent, kept, and found again."""
 
 from __future__ import annotations
 
 from shoal.checkpoints.errors import CheckpointFailed, DamagedCheckpoint
 from shoal.checkpoints.lock import RunLock
 from shoal.checkpoints.store import Checkpoint, Checkpoints
-from shoal.checkpoints.transfer import Transfer, freeze, transfer
 
 __all__ = [
     "Checkpoint",
@@ -13,7 +12,4 @@ __all__ = [
     "Checkpoints",
     "DamagedCheckpoint",
     "RunLock",
-    "Transfer",
-    "freeze",
-    "transfer",
 ]

@@ -17,9 +17,9 @@ ENVIRONMENT_BYTES = 2_000  # of one environment, at the least
 PARAMETER_COPIES = 4  # of a learner: values, gradients and an optimizer's two moments
 
 
-def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options) -> None:
+def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options) -> Any:
     """Refuse what cannot work. A policy is built because that is where a network and an action space turn out not to
-    fit."""
+    fit; it is returned, to be compared with old weights."""
     config.validate(cfg)
     options.check()
     for field in ("device", "acting_device"):
@@ -27,7 +27,7 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options) -> N
     if options.runtime != "ray":  # there nodes may be on larger machines
         _check_memory(cfg, env, options)
     _check_learning(cfg)
-    algorithm.make_policy(cfg, env, options.seed)
+    return algorithm.make_policy(cfg, env, options.seed)
 
 
 def _check_device(field: str, device: str) -> None:

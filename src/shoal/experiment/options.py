@@ -32,11 +32,16 @@ class Options:
     checkpoint_updates: Count | None = None  # learner updates between two checkpoints, in place of seconds
     keep: Count = 3  # checkpoints; the best by evaluated return is kept beside them
     resume: Literal["never", "auto"] = "never"  # auto: go on with the run in --run-dir, if there is one
+    restore: str | None = None  # start with the weights of RUN, RUN:best or one CHECKPOINT's folder
+    restore_partial: bool = False  # load what fits of them, and tell what does not
+    freeze: str | None = None  # names or patterns of parameters that are not trained, such as torso or "torso.*"
     eval_every: Seconds = 0.5  # seconds from one evaluation to the next
     eval_episodes: Count = 10  # per evaluation
 
     def check(self) -> None:
         config.validate(self)
+        if self.restore_partial and self.restore is None:
+            raise UserError("--restore-partial needs --restore: give the run whose weights are to be loaded.")
         if self.ray_address is not None and self.runtime != "ray":
             raise UserError(f"--ray-address needs the ray runtime: add --runtime ray (it is {self.runtime}).")
 

@@ -19,6 +19,9 @@ from shoal.experiment.registry import Algorithm
 FIXED = {  # options of a run that cannot be others when it goes on, and why
     "seed": "a run goes on with its own random numbers",
     "run_dir": "that is another run",
+    "restore": "it has weights of its own by now",
+    "restore_partial": "it has weights of its own by now",
+    "freeze": "its optimizer has moments for what was trained",
 }
 STOPS = ("stop_return", "stop_steps", "stop_updates", "stop_seconds")
 

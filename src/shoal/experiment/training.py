@@ -19,6 +19,7 @@ from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
+from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Plan, Resumed, plan
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied, Program, futures, node_seed
@@ -37,7 +38,8 @@ def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
     """Train with an algorithm's config, as `shoal train` does, until a stop rule is met.
 
     `options` are those of the command line: runtime, ray_address, seed, stop_return, stop_steps, stop_updates,
-    stop_seconds, run_dir, max_failures, hang_seconds, eval_every, eval_episodes. Fields of `cfg` that were not given
+    stop_seconds, run_dir, max_failures, hang_seconds, checkpoint_every, checkpoint_updates, keep, restore,
+    restore_partial, freeze, eval_every, eval_episodes. Fields of `cfg` that were not given
     are set by the preset for the environment's kind. Raises `UserError` for what cannot work and `RunFailed` when the
     run broke; Ctrl-C ends the run in order before it is raised here.
     """
@@ -127,7 +129,12 @@ class Experiment:
         if resumed is not None and resumed.checkpoint is not None:
             self.progress.go_on(resumed.meta)
             self.notes = len(resumed.parts["metrics"]["notes"])
-        prepare(algorithm, cfg, env, self.options)
+        policy = prepare(algorithm, cfg, env, self.options)
+        self.restored = None
+        if resumed is not None and "weights" in resumed.parts:
+            check_fits(policy, resumed.parts["weights"], resumed.path)
+        if resumed is None or resumed.checkpoint is None:
+            self.restored = restore(self.options, policy)
 
     def run(self, display: view.View) -> tuple[Result, Exception | None]:
         """The result, and what broke the run if something did."""
@@ -199,10 +206,13 @@ class Experiment:
             max_steps=options.stop_steps,
             eval_episodes=options.eval_episodes,
             eval_every=options.eval_every,
+            frozen=options.freeze,
         )
 
     def _program(self, display: view.View) -> Program:
         program: Program = self.algorithm.program(self.cfg, self.env, self._settings())
+        if self.restored is not None:
+            self.restored.start(program)
         if self.resumed is not None:
             unplaced = start_program(program, self.resumed.parts)
             if unplaced:
@@ -346,6 +356,7 @@ class Experiment:
             f"{options.stop_line()}{own} · run directory {directory.path}",
             *([f"note: {lost}"] if lost else []),
             *([] if self.resumed is None else self.resumed.lines),
+            *([] if self.restored is None else self.restored.lines),
         ]
 
     def _record(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from torch import nn
 from shoal.batches import Batch
 from shoal.loops.loop import Loop
 from shoal.loops.prefetch import Prefetch
+from shoal.nets.targets import copy_to_targets
+from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_weights, import_weights
 from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.replay import Replay, Sample
@@ -76,6 +78,7 @@ class LearnerLoop(Loop):
         beta: float | None = None,  # adds a column "importance" [items]: the weights of prioritised replay
         trim_every: int = 0,  # updates after which a table is cut down to its soft capacity; 0: it sees to that itself
         synchronous: bool = False,  # what was acted with older weights than the newest is thrown away and counted
+        frozen: str | None = None,  # patterns of parameters that stay as they are
         group: Group | None = None,
         rank: int = 0,
         learners: int = 1,
@@ -102,6 +105,8 @@ class LearnerLoop(Loop):
             member = Member(group, rank, learners)
             self._learner, self._generation = make_learner(current().seed, member), member.generation
             self._largest, timeout = member.largest, PATIENCE
+        if frozen is not None:
+            freeze(self._learner.network, frozen)
         if self._leads and not has_state(self._learner):
             self._reporter.note(
                 f"{type(self._learner).__name__} has no state_dict and load_state_dict: checkpoints hold its weights "
@@ -188,7 +193,8 @@ class LearnerLoop(Loop):
         if "learner" in state:
             self._learner.load_state_dict(state["learner"])
         else:
-            import_weights(self._learner.network, as_arrays(state["weights"]))
+            transfer(self._learner.network, state["weights"], partial=state.get("partial", False))
+            copy_to_targets(self._learner)
         self._updates, self._refused = state["updates"], state["refused"]
 
     # ---- data and weights

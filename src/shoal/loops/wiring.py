@@ -51,6 +51,7 @@ class Settings:
     evaluate: bool = True
     eval_episodes: int = 10
     eval_every: float = 0.5  # seconds from one evaluation to the next
+    frozen: str | None = None  # patterns of the parameters that are not trained
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ class Wiring:
                 observation_space=self.env.observation_space,
                 device=cfg.device,
                 max_updates=self.settings.max_updates,
+                frozen=self.settings.frozen,
                 group=group,
                 rank=rank,
                 learners=count,
@@ -266,6 +268,7 @@ class Wiring:
                 self.metrics,
                 observation_space=self.env.observation_space,
                 device=cfg.acting_device,
+                frozen=self.settings.frozen,
             )
         self.place("worker/*", cfg.acting_device, share=cfg.actors)
 

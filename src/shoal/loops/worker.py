@@ -15,6 +15,7 @@ from shoal.envs import Envs
 from shoal.loops.actor import EnvRunner
 from shoal.loops.learner import MAX_REFUSED, NonFinite
 from shoal.loops.loop import Loop, RowLoop
+from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_weights
 from shoal.program import current
 from shoal.services.gradients import GradientServer
@@ -33,6 +34,8 @@ class Worker(Protocol):
 
     @property
     def policy(self) -> Policy: ...
+    @property
+    def network(self) -> nn.Module: ...
     def update(self, batch: Batch) -> dict[str, Any]: ...
     def finished(self) -> bool:
         """The service takes no further gradients."""
@@ -54,6 +57,7 @@ class WorkerLoop(RowLoop):
         *,
         observation_space: Any,
         device: str = "cpu",
+        frozen: str | None = None,  # patterns of parameters that stay as they are
     ) -> None:
         super().__init__()
         seed = current().seed
@@ -61,6 +65,8 @@ class WorkerLoop(RowLoop):
         self._runner = EnvRunner(make_envs(seed), metrics)
         self._reporter = self._runner.report
         self._worker = make_worker(seed + 1, servers)
+        if frozen is not None:  # they are the service's too, and get a gradient of zeros
+            freeze(self._worker.network, frozen)
         # No row is acted on before the weights it counts for: blocks do not overlap, so that learning is on-policy.
         self._recorder = Recorder(self._worker.policy, self._runner.envs.count, rows, self._learn, overlap=0)
         self._runner.report.lap("starting")
@@ -134,6 +140,8 @@ class Publisher(Loop):
     ) -> None:
         super().__init__()
         self._network = make_network(current().seed)
+        if (old := weights.kept_snapshot()) is not None:
+            transfer(self._network, old["weights"], partial=old["partial"])
         self._gradients = optim.Remote(self._network.parameters(), servers, initialise=True)
         self._servers = servers
         self._weights = weights

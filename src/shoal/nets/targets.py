@@ -73,6 +73,13 @@ def frozen(network: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def copy_to_targets(owner: Any) -> None:
+    """Have the targets among somebody's attributes begin where their networks are now."""
+    for part in vars(owner).values():
+        if isinstance(part, Target):
+            part.approach(1.0)
+
+
 def _norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
     return norm

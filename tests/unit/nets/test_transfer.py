@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from shoal import optim
-from shoal.checkpoints import freeze, transfer
 from shoal.errors import UserError
+from shoal.nets.transfer import freeze, transfer
 
 
 def network(hidden: int = 4, actions: int = 2, seed: int = 0) -> nn.Module:
