@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "torch numpy",
     ),
     "experiment": (
-        "algorithms checkpoints config envs errors factories loops nets program runtime versions",
+        "algorithms checkpoints config envs errors factories loops nets program replay runtime versions",
         "numpy torch rich matplotlib",
     ),
     "bench": ("acting envs errors experiment loops program replay runtime", "numpy"),

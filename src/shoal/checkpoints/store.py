@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,18 +78,29 @@ class Checkpoints:
         """The best so far: it takes the place of the one before."""
         return self._save(BEST, parts, meta, {}, 1)
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest that is undamaged, and a sentence for each newer one that is not."""
-        return self._newest("")
+    def newest(self, check: Callable[[Checkpoint], None] | None = None) -> tuple[Checkpoint | None, list[str]]:
+        """The newest that is undamaged, and a sentence for each newer one that is not. `check` looks at what belongs to
+        a checkpoint and lies elsewhere, and raises `DamagedCheckpoint`."""
+        return self._newest("", check)
+
+    def names(self) -> tuple[str, list[str]]:
+        """The name that the next checkpoint will have, and those that there are."""
+        before = self._saved("")
+        return f"{1 + (_number(before[-1]) if before else 0):06d}", [path.name for path in before]
 
     def best(self) -> tuple[Checkpoint | None, list[str]]:
         return self._newest(BEST)
 
-    def _newest(self, prefix: str) -> tuple[Checkpoint | None, list[str]]:
+    def _newest(
+        self, prefix: str, check: Callable[[Checkpoint], None] | None = None
+    ) -> tuple[Checkpoint | None, list[str]]:
         complaints: list[str] = []
         for path in reversed(self._saved(prefix)):
             try:
-                return open_checkpoint(path), complaints
+                found = open_checkpoint(path)
+                if check is not None:
+                    check(found)
+                return found, complaints
             except DamagedCheckpoint as damage:
                 complaints.append(str(damage))
         return None, complaints

@@ -13,11 +13,14 @@ from typing import Any
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
 from shoal.experiment.options import Options
+from shoal.experiment.replay_saves import REPLAY, folder_of, saving_nodes
 from shoal.program import Future, Handle, NodeDied, Program, futures
 from shoal.runtime import Run
 from shoal.versions import NONE, number
 
 LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
+SAVING_LOOKS = 6000  # the same for replays that save their tables
+SAVING_ROUNDS = 300  # of waiting for them at the end
 AGAIN = 5.0  # seconds after which a checkpoint that came to nothing is tried again
 
 States = dict[str, Any]
@@ -50,6 +53,8 @@ class Checkpointer:
         self._store, self._run, self._note = store, run, note
         self._every, self._updates_between = options.checkpoint_every, options.checkpoint_updates
         self._asked = asked_for(program)
+        self._replays = saving_nodes(program) if options.checkpoint_replay else []
+        self._tag = ""  # of the replays' saves: the name of the checkpoint that they are for
         self._evaluated = EVALUATOR.name in program.nodes
         self._next = options.checkpoint_every
         self._next_updates = 0
@@ -70,7 +75,9 @@ class Checkpointer:
         self._tell_failure()
         if self._calls:
             self._looks += 1
-            if self._looks >= LOOKS or all(_done(call) for call in self._calls.values()):
+            waiting = [name for name, call in self._calls.items() if not _done(call)]
+            most = SAVING_LOOKS if any(name in self._replays for name in waiting) else LOOKS
+            if not waiting or self._looks >= most:
                 self._gather(now)
         elif not self._busy() and self._due(now, updates):
             self._next = now + self._every
@@ -87,20 +94,25 @@ class Checkpointer:
     def _ask(self, best: float | None) -> dict[str, Future]:
         calls = {name: self._call(name, method) for name, method in self._asked.items()}
         calls[WEIGHTS.name] = self._call(WEIGHTS.name, "newer", NONE)
+        self._tag, kept = self._store.names()
+        for node in self._replays:
+            folder = folder_of(self._store.directory.parent, node)
+            calls[node] = self._call(node, "save", str(folder), tag=self._tag, keep=kept)
         if self._evaluated and best is not None and (self._best is None or best > self._best):
             calls[EVALUATOR.name] = self._call(EVALUATOR.name, "best")
         return {name: call for name, call in calls.items() if call is not None}
 
-    def _call(self, node: str, method: str, *arguments: Any) -> Future | None:
+    def _call(self, node: str, method: str, *arguments: Any, **named: Any) -> Future | None:
         try:
-            call: Future = getattr(futures(self._run.client(Handle(node))), method)(*arguments)
+            call: Future = getattr(futures(self._run.client(Handle(node))), method)(*arguments, **named)
             return call
         except NodeDied:
             return None  # on its way back
 
     def _gather(self, now: float) -> None:
-        states, self._calls = _results(self._calls), {}
-        if not _can_go_on(states):
+        calls, self._calls = self._calls, {}
+        states = _results(calls)
+        if not _can_go_on(states) or not self._replays_saved(states, calls):
             self._next = now + AGAIN
             return
         self._writing = threading.Thread(target=self._write, args=(states, self._meta), name="checkpoint")
@@ -119,13 +131,29 @@ class Checkpointer:
         """A last checkpoint, of everything as it is now; `ask` waits for calls, and gives the answers that came."""
         if self._writing is not None:
             self._writing.join()
-        meta, states = describe(), ask(self._ask(best))
+        self._meta, calls = describe(), self._ask(best)
+        states = ask(calls)
+        for _ in range(SAVING_ROUNDS):  # tables may take longer than `ask` waits
+            saving = {node: calls[node] for node in self._replays if node in calls and node not in states}
+            if all(_done(call) for call in saving.values()):
+                break
+            states |= ask(saving)
         if LEARNER.name in self._asked and states.get(LEARNER.name) is None:
             call = self._call(WEIGHTS.name, "kept_snapshot")  # the learner is gone: what it left last
             states |= {LEARNER.name: next(iter(ask({WEIGHTS.name: call}).values()), None)} if call is not None else {}
-        if _can_go_on(states):
-            self._write(states, meta)
+        if _can_go_on(states) and self._replays_saved(states, calls):
+            self._write(states, self._meta)
         self._tell_failure()
+
+    def _replays_saved(self, states: States, calls: Mapping[str, Future]) -> bool:
+        """Whether all replays have saved their tables: a checkpoint is complete or absent."""
+        saved = {node: states.pop(node, None) is not None for node in self._replays}
+        for node in (node for node, done in saved.items() if not done):
+            why = _why_not(calls.get(node))
+            self._failure = f"the checkpoint {self._tag} could not be written: {node} has not saved its tables ({why})"
+        if saved:
+            self._meta[REPLAY] = dict.fromkeys(self._replays, self._tag)
+        return all(saved.values())
 
     # ---- writing, in a thread of its own
 
@@ -202,3 +230,12 @@ def _done(call: Future) -> bool:
         return call.done()
     except Exception:
         return True
+
+
+def _why_not(call: Future | None) -> str:
+    try:
+        if call is None or call.done():
+            return "it was lost" if call is None else str(call.result())
+        return "it takes too long"
+    except Exception as error:
+        return str(error) or type(error).__name__

@@ -30,6 +30,7 @@ class Options:
     max_failures: Whole = 5  # restarts of one node in a row before the run gives up
     checkpoint_every: Amount = 60.0  # seconds between two checkpoints; 0: only at the end
     checkpoint_updates: Count | None = None  # learner updates between two checkpoints, in place of seconds
+    checkpoint_replay: bool = False  # the items of a replay are part of checkpoints
     keep: Count = 3  # checkpoints; the best by evaluated return is kept beside them
     resume: Literal["never", "auto"] = "never"  # auto: go on with the run in --run-dir, if there is one
     restore: str | None = None  # start with the weights of RUN, RUN:best or one CHECKPOINT's folder
@@ -40,6 +41,10 @@ class Options:
 
     def check(self) -> None:
         config.validate(self)
+        if self.checkpoint_replay and self.runtime == "ray":
+            raise UserError(
+                "--checkpoint-replay needs the local or the inline runtime: on Ray replays write elsewhere."
+            )
         if self.restore_partial and self.restore is None:
             raise UserError("--restore-partial needs --restore: give the run whose weights are to be loaded.")
         if self.ray_address is not None and self.runtime != "ray":

@@ -15,6 +15,7 @@ from shoal.errors import UserError
 from shoal.experiment import directory, records, registry
 from shoal.experiment.options import Options
 from shoal.experiment.registry import Algorithm
+from shoal.experiment.replay_saves import REPLAY, check_saves
 
 FIXED = {  # options of a run that cannot be others when it goes on, and why
     "seed": "a run goes on with its own random numbers",
@@ -68,6 +69,7 @@ def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> P
         resumed = Resumed(path, lock, int(record.get("life", 0)) + 1, None)
         resumed.lines += _differences(record, recorded, options, values)
         _find_checkpoint(resumed, record, chosen)
+        _refuse_another_replay(resumed, record, values)
         return Plan(name, algorithm, cfg, chosen, resumed)
     except BaseException:
         lock.release()
@@ -92,7 +94,7 @@ def finished(path: Path) -> dict[str, Any] | None:
 def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: Options) -> None:
     store = Checkpoints(resumed.path / directory.CHECKPOINTS, options.keep)
     store.clean()
-    found, complaints = store.newest()
+    found, complaints = store.newest(lambda checkpoint: check_saves(resumed.path, checkpoint))
     resumed.lines += [f"{complaint} Going on from the one before." for complaint in complaints]
     if found is None:
         if complaints:
@@ -136,6 +138,16 @@ def _refuse(
             raise UserError(f"{config.option(name)} cannot change when a run goes on: {reason}.")
     if values.get("env", record["config"].get("env")) != record["config"].get("env"):
         raise UserError("--env cannot change when a run goes on: start a new one.")
+
+
+def _refuse_another_replay(resumed: Resumed, record: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    for name in ("capacity", "shards"):
+        before = record["config"].get(name)
+        if REPLAY in resumed.meta and values.get(name, before) != before:
+            raise UserError(
+                f"{config.option(name)} cannot change when a run goes on with its replay: it was saved with {before}. "
+                f"Leave it out, or start a new run with --restore {resumed.path}."
+            )
 
 
 def _refuse_finished(path: Path, recorded: Options, chosen: Options) -> None:

@@ -19,6 +19,7 @@ from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
+from shoal.experiment.replay_saves import start_replays
 from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Plan, Resumed, plan
 from shoal.loops.wiring import Settings
@@ -38,9 +39,9 @@ def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
     """Train with an algorithm's config, as `shoal train` does, until a stop rule is met.
 
     `options` are those of the command line: runtime, ray_address, seed, stop_return, stop_steps, stop_updates,
-    stop_seconds, run_dir, max_failures, hang_seconds, checkpoint_every, checkpoint_updates, keep, restore,
-    restore_partial, freeze, eval_every, eval_episodes. Fields of `cfg` that were not given
-    are set by the preset for the environment's kind. Raises `UserError` for what cannot work and `RunFailed` when the
+    stop_seconds, run_dir, max_failures, hang_seconds, checkpoint_every, checkpoint_updates, checkpoint_replay,
+    keep, restore, restore_partial, freeze, eval_every, eval_episodes. Fields of `cfg` that were not given are set by
+    the preset for the environment's kind. Raises `UserError` for what cannot work and `RunFailed` when the
     run broke; Ctrl-C ends the run in order before it is raised here.
     """
     started = time.monotonic()
@@ -215,6 +216,7 @@ class Experiment:
             self.restored.start(program)
         if self.resumed is not None:
             unplaced = start_program(program, self.resumed.parts)
+            start_replays(program, self.resumed.path, self.resumed.meta)
             if unplaced:
                 display.note(f"there are fewer actors than before: the open episodes of {unplaced} are lost")
         return program

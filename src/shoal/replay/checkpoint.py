@@ -285,18 +285,37 @@ def _read_record(path: Path, store: Store, record: Record) -> None:
     chunks = record.chunks[good]
     whole = len(chunks) == len(good)
     target = as_slice(chunks)
-    for name, (offset, size, checksum) in record.columns.items():
-        try:
-            with open(log, "rb") as file:
-                file.seek(offset)
-                packed = file.read(size)
-        except OSError as error:
-            raise BadCheckpoint(f"{log} cannot be read: {error.strerror}") from None
-        if len(packed) != size or zlib.crc32(packed) != checksum:
-            raise BadCheckpoint(f"{log} is damaged: column {name!r} at byte {offset} does not fit its checksum")
+    for name, place in record.columns.items():
+        packed = _read_column(log, name, *place)
         stored = store.chunks[name]
         values = unpack(packed, (len(good), *stored.shape[1:]), stored.dtype)
         stored[target] = values if whole else values[good]
+
+
+def _read_column(log: Path, name: str, offset: int, size: int, checksum: int) -> bytes:
+    try:
+        with open(log, "rb") as file:
+            file.seek(offset)
+            packed = file.read(size)
+    except OSError as error:
+        raise BadCheckpoint(f"{log} cannot be read: {error.strerror}") from None
+    if len(packed) != size or zlib.crc32(packed) != checksum:
+        raise BadCheckpoint(f"{log} is damaged: column {name!r} at byte {offset} does not fit its checksum")
+    return packed
+
+
+def verify(path: Path, tag: str | None) -> None:
+    """Compare the files of a save with their checksums, without loading it; BadCheckpoint where one does not fit."""
+    header = read_whole(path / manifest_name(tag))[0]
+    try:
+        for store in header["stores"]:
+            for log, _, columns in store["records"]:
+                for name, (offset, size, checksum) in columns.items():
+                    _read_column(path / log, name, offset, size, checksum)
+    except BadCheckpoint:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise BadCheckpoint(f"{path / manifest_name(tag)} does not hold together: {error}") from None
 
 
 def _restore_tables(loaded: Loaded, tables: Mapping[str, RunningTable]) -> dict[str, RunningTable]:

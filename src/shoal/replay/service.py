@@ -7,7 +7,7 @@ copied in and large batches gathered outside of the lock; only bookkeeping and s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -304,6 +304,10 @@ class Replay:
                 self._intake.restart(loaded.stores, loaded.header["writers"], loaded.header["ended"])
                 self._saved = {place: loaded.saved}
                 self._changed.notify_all()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start from a save, of which the state says the folder and the tag: its rows are too many to be passed on."""
+        self.load(state["path"], tag=state["tag"])
 
     def close(self, table: str | None = None) -> None:
         """Refuse calls to a table (by default to all) from now on, and wake everybody who waits with ReplayClosed."""

@@ -1,0 +1,47 @@
+"""The replay in a checkpoint: each replay saves its own tables into RUN/replay, under the checkpoint's name.
+
+Only tables whose items are sampled again and again are saved. A queue that a learner empties holds a moment's work, and
+its rounds would be of another moment than the learner that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.checkpoints import Checkpoint, DamagedCheckpoint
+from shoal.program import Program
+from shoal.replay import BadCheckpoint, MinSize, Replay, SamplesPerInsert
+from shoal.replay.checkpoint import verify
+
+REPLAY = "replay"  # the folder, and what a checkpoint's meta calls the names of saves by node
+
+
+def saving_nodes(program: Program) -> list[str]:
+    """The nodes that hold tables of experience."""
+    return [
+        name
+        for name, node in program.nodes.items()
+        if node.factory is Replay
+        and all(isinstance(table.limiter, MinSize | SamplesPerInsert) for table in node.args[0])
+    ]
+
+
+def folder_of(run: Path, node: str) -> Path:
+    return run.absolute() / REPLAY / node.replace("/", "-")
+
+
+def check_saves(run: Path, checkpoint: Checkpoint) -> None:
+    """Raise `DamagedCheckpoint` unless the saves that belong to a checkpoint are there, and as they were written."""
+    for node, tag in checkpoint.meta.get(REPLAY, {}).items():
+        try:
+            verify(folder_of(run, node), tag)
+        except BadCheckpoint as damage:
+            raise DamagedCheckpoint(f"The replay of {checkpoint.path} is damaged: {damage}.") from None
+
+
+def start_replays(program: Program, run: Path, meta: Mapping[str, Any]) -> None:
+    """Have the replays of a program load what was saved with a checkpoint before anything calls them."""
+    for node, tag in meta.get(REPLAY, {}).items():
+        program.start_from(node, {"path": str(folder_of(run, node)), "tag": tag})

@@ -1,0 +1,108 @@
+"""A run whose checkpoints hold its replay: what the table held is there when the run goes on, and learning goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_programs import TINY
+
+from shoal.algorithms import apex_dqn, impala
+from shoal.errors import UserError
+from shoal.experiment.replay_saves import folder_of, saving_nodes, start_replays
+from shoal.experiment.resuming import plan
+from shoal.experiment.training import describe_env, resume, train
+from shoal.loops.wiring import Settings
+from shoal.program import Program
+from shoal.replay import Replay
+
+VALUES = {name: TINY[name] for name in ("envs_per_actor", "rows", "batch", "hidden")}
+
+
+def config(**values: Any) -> Any:
+    chosen = {**VALUES, "actors": 2, "capacity": 400, "learning_starts": 100, "samples_per_insert": 1.0, **values}
+    return apex_dqn.Config(**chosen)
+
+
+def run(path: Path, runtime: str = "inline", updates: int = 40, **values: Any) -> Path:
+    options: dict[str, Any] = {"stop_updates": updates, "eval_episodes": 2, "checkpoint_replay": True}
+    train(config(**values), quiet=True, run_dir=str(path), runtime=runtime, **options)
+    return path
+
+
+def program(**values: Any) -> Program:
+    cfg = config(**values)
+    made: Program = apex_dqn.program(cfg, describe_env(cfg), Settings())
+    return made
+
+
+def loaded(path: Path, **values: Any) -> dict[str, Replay]:
+    """The replays of a run as they are when it goes on."""
+    found = plan(path, {"stop_updates": 1000}, {})
+    found.resumed.lock.release()
+    made = program(**values)
+    start_replays(made, path, found.resumed.meta)
+    return {name: made.nodes[name].build({}.__getitem__) for name in saving_nodes(made)}
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_run_goes_on_with_what_its_replay_held_and_learns_at_once(tmp_path: Path, runtime: str) -> None:
+    path = run(tmp_path / "run", runtime)
+    before = json.loads((path / "summary.json").read_text())
+    resume(path, quiet=True, stop_updates=before["learner_steps"] + 3)
+    after = json.loads((path / "summary.json").read_text())
+    assert after["learner_steps"] == before["learner_steps"] + 3
+    assert after["env_steps"] - before["env_steps"] < 100  # --learning-starts, which an empty replay would wait for
+
+
+def keys_of(replay: Replay) -> list[int]:
+    keys: list[int] = sorted(replay._tables["transitions"].saved_arrays()["items"]["key"].tolist())
+    return keys
+
+
+def test_the_table_has_the_size_and_the_keys_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: dict[tuple[str, str], tuple[int, list[int]]] = {}
+    save = Replay.save
+
+    def spy(self: Replay, path: str, *, tag: str, keep: list[str]) -> dict[str, float]:
+        held[Path(path).name, tag] = self.info()["transitions"]["size"], keys_of(self)
+        return save(self, path, tag=tag, keep=keep)
+
+    monkeypatch.setattr(Replay, "save", spy)
+    path = run(tmp_path / "run", shards=2)
+    newest = sorted((path / "checkpoints").glob("0*"))[-1]
+    saves = json.loads((newest / "manifest.json").read_text())["body"]["meta"]["replay"]
+    assert saves == {"replay/0": newest.name, "replay/1": newest.name}
+    for node, replay in loaded(path, shards=2).items():
+        size, keys = held[node.replace("/", "-"), newest.name]
+        assert size >= 50
+        assert (replay.info()["transitions"]["size"], keys_of(replay)) == (size, keys)
+
+
+def test_a_damaged_or_missing_save_costs_its_checkpoint_and_is_told(tmp_path: Path) -> None:
+    path = run(tmp_path / "run")
+    resume(path, quiet=True, stop_updates=60)
+    newest = sorted((path / "checkpoints").glob("0*"))[-1]
+    manifest = folder_of(path, "replay") / f"manifest-{newest.name}"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    found = plan(path, {"stop_updates": 90}, {})
+    found.resumed.lock.release()
+    assert found.resumed.meta["updates"] == 40
+    assert any(line.startswith("The replay of") and line.endswith("the one before.") for line in found.resumed.lines)
+    resume(path, quiet=True, stop_updates=90)
+    assert json.loads((path / "summary.json").read_text())["learner_steps"] == 90
+
+
+def test_the_size_of_a_saved_replay_cannot_change(tmp_path: Path) -> None:
+    path = run(tmp_path / "run")
+    with pytest.raises(UserError, match="--capacity cannot change when a run goes on with its replay"):
+        resume(path, quiet=True, stop_updates=60, capacity=800)
+
+
+def test_queues_are_not_saved_and_ray_is_refused(tmp_path: Path) -> None:
+    cfg = impala.Config()
+    assert saving_nodes(impala.program(cfg, describe_env(cfg), Settings())) == []
+    with pytest.raises(UserError, match="--checkpoint-replay needs the local or the inline runtime"):
+        train(config(), quiet=True, runtime="ray", checkpoint_replay=True, run_dir=str(tmp_path / "run"))
