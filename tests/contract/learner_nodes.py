@@ -11,13 +11,15 @@ import numpy.typing as npt
 import psutil
 from gymnasium import spaces
 
+from shoal.batches import to_batch
+from shoal.nets.weights import export_weights
 from shoal.services import group as meeting
 from shoal.services.group import Group, Member
 
 Batch = dict[str, npt.NDArray[Any]]
 Case = tuple[str, dict[str, Any]]  # algorithm, options
 T, B = 7, 9
-LEARNERS = {"impala": "Impala", "ppo": "Ppo", "appo": "Appo", "apex_dqn": "ApexDQN"}
+LEARNERS = {"impala": "Impala", "ppo": "PPO", "appo": "APPO", "apex_dqn": "ApexDQN"}
 TRANSITIONS = ("apex_dqn",)  # who learns from those and not from rows
 
 
@@ -72,6 +74,10 @@ def share(whole: Batch, rank: int, size: int) -> Batch:
     return {name: column[part] if column.shape[0] == B else column[:, part] for name, column in whole.items()}
 
 
+def update(learner: Any, columns: Batch) -> None:
+    learner.update(to_batch(columns, SPEC.observation_space))
+
+
 class Rank:
     """One learner of a group: makes `updates` updates from its shares for one case after the other, and ends."""
 
@@ -83,11 +89,11 @@ class Rank:
     def step(self) -> bool:
         for learner, (algorithm, _) in zip(self._learners, self._cases):
             for step in range(self._updates):
-                learner.update(share(batch_for(algorithm, step), self._member.rank, self._member.size))
+                update(learner, share(batch_for(algorithm, step), self._member.rank, self._member.size))
         return False
 
     def weights(self) -> list[Batch]:
-        return [learner.weights() for learner in self._learners]
+        return [export_weights(learner.network) for learner in self._learners]
 
 
 class Listening:
