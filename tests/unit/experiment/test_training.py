@@ -6,13 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from shoal.algorithms import apex_dqn
+from shoal.algorithms import apex_dqn, impala
+from shoal.cli import main
 from shoal.errors import UserError
-from shoal.experiment.training import take_snapshot, train, user_error
+from shoal.experiment.directory import RunDirectory
+from shoal.experiment.ending import Final
+from shoal.experiment.options import Options
+from shoal.experiment.training import Experiment, describe_env, take_snapshot, train, user_error
 from shoal.program import NodeDied
-from shoal.runtime import RunFailed
+from shoal.runtime import RunFailed, Supervisor
+from shoal.versions import make_version
 
 
 class FakeRun:
@@ -51,3 +57,33 @@ def test_a_replay_that_cannot_fit_into_memory_is_refused_with_a_capacity_that_fi
     cfg = apex_dqn.Config(env="CartPole-v1", capacity=10**15)
     with pytest.raises(UserError, match=r"--capacity 10+ needs 16,000,000 GB .* give --capacity \d+ or less"):
         train(cfg, quiet=True, stop_updates=1, run_dir=str(tmp_path / "run"))
+
+
+def experiment() -> Experiment:
+    cfg = impala.Config(env="CartPole-v1")
+    return Experiment("impala", cast(Any, impala), cfg, describe_env(cfg), Options(stop_return=100.0), 0.0)
+
+
+def test_what_is_told_of_a_run_that_reached_its_goal_is_the_confirmed_evaluation(tmp_path: Path) -> None:
+    made = experiment()
+    made.progress.confirmed = {"eval_return": 104.0, "version": 5, "seconds": 2.0, "reached": True}
+    made.progress.evaluation = {"eval_return": 7.0, "version": 6, "seconds": 3.0, "reached": False}
+    directory = cast(Any, Answers())
+    directory.path = tmp_path
+    final = Final(make_version(0, 5), {"w": np.zeros(1)}, evaluated=True)
+    result = made._result("return", final, directory, Supervisor())
+    assert (result.eval_return, result.eval_version, result.saved_version) == (104.0, 5, 5)
+    assert (result.reached, result.seconds_to_target, result.exit_code) == (True, 2.0, 1)  # no step was made
+
+
+def test_weights_that_cannot_be_saved_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: RunDirectory, weights: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunDirectory, "write_weights", full)
+    small = ("--envs-per-actor", "4", "--batch", "4", "--queue", "8", "--unroll", "5", "--runtime", "inline")
+    code = main(["train", "impala", *small, "--stop-updates", "1", "--run-dir", str(tmp_path / "run")])
+    assert code == 1
+    assert "the final weights could not be saved" in capsys.readouterr().err
