@@ -185,6 +185,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The last ones: where a run has gone on and was killed, those of its newest checkpoint."""
+    if _went_on(path):
+        return _checkpointed_weights(path)
     try:
         with np.load(path / WEIGHTS) as archive:  # never unpickles
             return {name: archive[name] for name in archive.files}
@@ -192,6 +195,18 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
         return _checkpointed_weights(path)
     except (OSError, ValueError, EOFError, AttributeError, LookupError, RuntimeError, zlib.error, zipfile.BadZipFile):
         raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
+
+
+def _went_on(path: Path) -> bool:
+    """Whether the run has gone on, and saved a checkpoint, since it has ended with the weights and summary it has."""
+    try:
+        config, summary = (json.loads((path / name).read_text(encoding="utf-8")) for name in (CONFIG, SUMMARY))
+        if int(config["life"]) <= int(summary["life"]):
+            return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # it has not ended yet, or what is damaged is told by who needs it
+    found, _ = Checkpoints(path / CHECKPOINTS).newest()
+    return found is not None and "weights" in found.parts
 
 
 def _checkpointed_weights(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -223,8 +223,12 @@ class Experiment:
 
     def _seed(self) -> int:
         """Another one in every life: what has no state to go on with must not repeat what it did."""
-        life = 0 if self.resumed is None else self.resumed.life
+        life = self._life()
         return self.options.seed if life == 0 else node_seed(self.options.seed, "life", life)
+
+    def _life(self) -> int:
+        """How many times the run has gone on."""
+        return 0 if self.resumed is None else self.resumed.life
 
     def _describe(self, directory: RunDirectory) -> dict[str, Any]:
         """What a checkpoint says of the run."""
@@ -363,7 +367,7 @@ class Experiment:
 
     def _record(self) -> dict[str, Any]:
         record = records.record_of(self.name, self.cfg, self.env.kind, self.options)
-        return record | {"life": 0 if self.resumed is None else self.resumed.life}
+        return record | {"life": self._life()}
 
     # ---- what it came to
 
@@ -414,7 +418,7 @@ class Experiment:
                 failure = failure or OSError(
                     error.errno, f"the final weights could not be saved in {directory.path}: {error.strerror}"
                 )
-        record = result.as_dict() | {"times": self.progress.mean_times()}
+        record = result.as_dict() | {"times": self.progress.mean_times(), "life": self._life()}
         directory.write_summary(record if failure is None else record | {"error": str(failure)})
         directory.close()
         plots.write_curve(directory.path)
