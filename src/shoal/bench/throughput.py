@@ -22,7 +22,7 @@ from shoal.experiment.ending import METRICS, Interrupts
 from shoal.experiment.options import Options
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
-from shoal.experiment.training import take_snapshot
+from shoal.experiment.watching import take_snapshot
 from shoal.loops.wiring import Settings
 from shoal.runtime import Supervisor, launch
 

@@ -22,17 +22,16 @@ from shoal.experiment.registry import Algorithm
 from shoal.experiment.replay_saves import start_replays
 from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Plan, Resumed, plan
+from shoal.experiment.watching import stop_reason, take_snapshot, user_error
 from shoal.loops.wiring import Settings
-from shoal.program import NodeDied, Program, futures, node_seed
-from shoal.runtime import Run, RunFailed, Supervisor, launch
+from shoal.program import Program, node_seed
+from shoal.runtime import Run, Supervisor, launch
 from shoal.runtime.supervise import Hang, Loss
 from shoal.versions import NONE, number
 
 TICK = 0.1  # seconds between two looks at the run
 ROW_EVERY = 1.0  # seconds between two rows of metrics
-SOON, LATE = 0.005, 1.0  # seconds between two looks for an answer of the metrics, and after which it is not waited for
 WITHOUT_UPDATE = 30.0  # seconds of training after which the user is told why there is none
-START = 60.0  # seconds that a run whose time is limited may take to its first step
 
 
 def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
@@ -86,23 +85,6 @@ def resumed_experiment(found: Plan, started: float) -> Experiment:
 
 def describe_env(cfg: Any) -> EnvSpec:
     return describe(cfg.env, vectorizer=getattr(cfg, "vectorizer", "auto"))
-
-
-def stop_reason(options: Options, progress: Progress, finished: bool, interrupted: bool) -> StoppedBy | None:
-    """Why the run ends now, if it does."""
-    if interrupted:
-        return "interrupt"
-    if options.stop_return is not None and progress.confirmed is not None:
-        return "return"
-    if finished:
-        return "updates"
-    if options.stop_steps is not None and progress.count("env_steps") >= options.stop_steps:
-        return "steps"
-    if options.stop_seconds is not None and (
-        progress.train_seconds >= options.stop_seconds or progress.elapsed >= options.stop_seconds + START
-    ):
-        return "seconds"
-    return None
 
 
 class Experiment:
@@ -423,27 +405,6 @@ class Experiment:
         directory.close()
         plots.write_curve(directory.path)
         return failure
-
-
-def take_snapshot(run: Run, metrics: Any, evaluations_from: int) -> dict[str, Any] | None:
-    """The metrics as they are now; None when they do not come in time."""
-    try:
-        call, waited = futures(metrics).snapshot(evaluations_from), 0.0
-        while not call.done():
-            if waited >= LATE:
-                return None
-            run.wait(SOON)
-            waited += SOON
-        snapshot: dict[str, Any] = call.result()
-        return snapshot
-    except NodeDied:
-        run.wait(1.0)  # the supervisor finds out which node was lost first, and raises that
-        raise
-
-
-def user_error(failure: Exception) -> str | None:
-    """The sentence of a `UserError` that was raised inside a node."""
-    return failure.user_error if isinstance(failure, RunFailed) else None
 
 
 def _below(traceback: str | None) -> str:

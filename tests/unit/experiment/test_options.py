@@ -9,7 +9,7 @@ import pytest
 from shoal.errors import UserError
 from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
-from shoal.experiment.training import stop_reason
+from shoal.experiment.watching import stop_reason
 
 RESULT = Result(
     algorithm="impala",

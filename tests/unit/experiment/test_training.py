@@ -15,7 +15,8 @@ from shoal.errors import UserError
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import Final
 from shoal.experiment.options import Options
-from shoal.experiment.training import Experiment, describe_env, take_snapshot, train, user_error
+from shoal.experiment.training import Experiment, describe_env, train
+from shoal.experiment.watching import take_snapshot, user_error
 from shoal.program import NodeDied
 from shoal.runtime import RunFailed, Supervisor
 from shoal.versions import make_version

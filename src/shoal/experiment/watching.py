@@ -1,0 +1,51 @@
+"""Looking at a run from outside: the metrics as they are now, whether the stop rule is met, and what a failure says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.experiment.options import Options, StoppedBy
+from shoal.experiment.progress import Progress
+from shoal.program import NodeDied, futures
+from shoal.runtime import Run, RunFailed
+
+SOON, LATE = 0.005, 1.0  # seconds between two looks for an answer of the metrics, and after which it is not waited for
+START = 60.0  # seconds that a run whose time is limited may take to its first step
+
+
+def stop_reason(options: Options, progress: Progress, finished: bool, interrupted: bool) -> StoppedBy | None:
+    """Why the run ends now, if it does."""
+    if interrupted:
+        return "interrupt"
+    if options.stop_return is not None and progress.confirmed is not None:
+        return "return"
+    if finished:
+        return "updates"
+    if options.stop_steps is not None and progress.count("env_steps") >= options.stop_steps:
+        return "steps"
+    if options.stop_seconds is not None and (
+        progress.train_seconds >= options.stop_seconds or progress.elapsed >= options.stop_seconds + START
+    ):
+        return "seconds"
+    return None
+
+
+def take_snapshot(run: Run, metrics: Any, evaluations_from: int) -> dict[str, Any] | None:
+    """The metrics as they are now; None when they do not come in time."""
+    try:
+        call, waited = futures(metrics).snapshot(evaluations_from), 0.0
+        while not call.done():
+            if waited >= LATE:
+                return None
+            run.wait(SOON)
+            waited += SOON
+        snapshot: dict[str, Any] = call.result()
+        return snapshot
+    except NodeDied:
+        run.wait(1.0)  # the supervisor finds out which node was lost first, and raises that
+        raise
+
+
+def user_error(failure: Exception) -> str | None:
+    """The sentence of a `UserError` that was raised inside a node."""
+    return failure.user_error if isinstance(failure, RunFailed) else None
