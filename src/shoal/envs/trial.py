@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ from shoal.envs.names import Environment, name_of
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.errors import UserError
 
+PATIENCE = 20.0  # seconds after which it is said that an environment does not come back
 _CHILD = """
 import pickle, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
@@ -38,7 +40,7 @@ def describe_apart(
         pickled = cloudpickle.dumps(question)
     except Exception:
         return describe_here(*question)
-    code, answer = _ask(pickle.dumps(sys.path) + pickled)
+    code, answer = _ask(pickle.dumps(sys.path) + pickled, name_of(env))
     if not answer:
         raise UserError(f"{name_of(env)} {_ending(code)}: run it by itself to see why.")
     found: EnvSpec | str | None = pickle.loads(answer)
@@ -50,20 +52,38 @@ def describe_apart(
     return replace(found, env=env, evaluation=evaluation)
 
 
-def _ask(question: bytes) -> tuple[int, bytes]:
-    """How the child ended and what it wrote. Files instead of pipes: nobody who inherits them can keep us waiting."""
+def _ask(question: bytes, name: str) -> tuple[int, bytes]:
+    """How the child ended and what it wrote. Files instead of pipes: nobody who inherits them can keep us waiting.
+    It leads a process group: what the environment has started ends with it."""
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered:
         asked.write(question)
         asked.seek(0)
         files = (asked.fileno(), answered.fileno())
         command = [sys.executable, "-c", _CHILD, *map(str, files)]
-        with subprocess.Popen(command, pass_fds=files, stdin=subprocess.PIPE, stdout=sys.__stderr__) as child:
+        with subprocess.Popen(
+            command, pass_fds=files, stdin=subprocess.PIPE, stdout=sys.__stderr__, process_group=0
+        ) as child:
             try:
-                code = child.wait()
+                code = _patiently(child, name)
             finally:
-                child.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
         answered.seek(0)
         return code, answered.read()
+
+
+def _patiently(child: subprocess.Popen[bytes], name: str) -> int:
+    """How it ended. A large simulator may take minutes to be made, and one that hangs looks the same: it is said."""
+    try:
+        return child.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        print(
+            f"{name} is being made, reset and stepped once, and has not come back for {PATIENCE:.0f} s; still "
+            "waiting (Ctrl-C ends it)",
+            file=sys.stderr,
+            flush=True,
+        )
+        return child.wait()
 
 
 def _ending(code: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -169,8 +170,35 @@ def test_a_trial_ends_with_its_command_and_adds_no_word(how: signal.Signals, tmp
     assert (told.strip(), errors) == ("stopped" if how == signal.SIGINT else "", "")
 
 
-def wait_for(condition: Any) -> Any:
-    deadline = time.monotonic() + 30
+def test_an_environment_that_does_not_come_back_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_env.py").write_text(
+        "import time, broken_envs\ndef make():\n    time.sleep(2.0)\n    return broken_envs.Works()\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(trial, "PATIENCE", 0.1)
+    assert envs.describe("slow_env:make").kind == "classic"
+    assert capsys.readouterr().err.startswith("slow_env:make is being made, reset and stepped once, and has not come")
+
+
+@pytest.mark.parametrize("then", ["return broken_envs.Works()", "os._exit(9)"])
+def test_what_an_environment_starts_ends_with_its_trial(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parent_env.py").write_text(
+        "import broken_envs, os, subprocess\ndef make():\n    child = subprocess.Popen(['sleep', '60'])\n"
+        f"    open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n    {then}\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with contextlib.suppress(UserError):
+        envs.describe("parent_env:make")
+    pid = int((tmp_path / "child").read_text())
+    assert wait_for(lambda: not Path(f"/proc/{pid}").exists(), seconds=10)
+
+
+def wait_for(condition: Any, seconds: float = 30) -> Any:
+    deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
