@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ class Experiment:
     def _discard(self, directory: RunDirectory) -> None:
         """What did not even start leaves nothing; what goes on leaves what it had."""
         if self.resumed is None:
+            shutil.rmtree(directory.path / FOLDER, ignore_errors=True)
             directory.discard()
         else:
             directory.close()
@@ -171,15 +173,23 @@ class Experiment:
                 checkpointer = Checkpointer(store, run, program, options, display.note)
                 try:
                     stopped_by, failure = self._until_stopped(run, interrupts, directory, display, checkpointer)
+                    if failure is not None and not self._never_began(failure):
+                        display.note(f"{failure}; the run ends, and what it has learned is saved")  # takes seconds
                     final = self._end(Ending(run, program, display.note), checkpointer, directory, display)
                 finally:
                     display.end()
-        if failure is not None and (sentence := user_error(failure)) is not None:
-            self._discard(directory)
-            raise UserError(sentence)
-        result = self._result(stopped_by, final, directory, supervisor)
-        failure = self._save(directory, final, result, failure)
-        return result, failure
+            if failure is not None and self._never_began(failure):
+                self._discard(directory)
+                raise UserError(user_error(failure))
+            result = self._result(stopped_by, final, directory, supervisor)
+            saved = self._save(directory, final, result, failure)
+            if failure is not None and (sentence := user_error(failure)) is not None:
+                raise UserError(sentence)
+            return result, saved
+
+    def _never_began(self, failure: Exception) -> bool:
+        """Whether it was a mistake of the user's that showed before anything was learned."""
+        return user_error(failure) is not None and self.resumed is None and not self.progress.count("learner_steps")
 
     def _settings(self) -> Settings:
         options = self.options

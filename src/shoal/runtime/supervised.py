@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.program import Context, Node, Program, node_seed
-from shoal.runtime.supervise import Hang, Supervisor
+from shoal.runtime.supervise import Hang, RunFailed, Supervisor
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
 TICK = 1.0  # the most that the clock of hangs advances at once: while this process stood still, so did the others
@@ -91,6 +91,7 @@ class Supervision:
         self._lived = 0.0  # the clock of hangs: stands still while this process does
         self._looked = clock()
         self._thread, self._ticking = threading.get_ident(), False
+        self._over = False  # somebody was lost without whom the run cannot go on
 
     def start_all(self) -> None:
         for node in self.program.nodes.values():
@@ -167,7 +168,10 @@ class Supervision:
 
     def _judge(self, losses: list[Lost]) -> None:
         """Causes first: a service's death makes its callers fail, and may be heard of later than their failing. Who
-        cannot be started again comes before who can: that ends the run, and is what the user should read."""
+        cannot be started again comes before who can: that ends the run, and is what the user should read. Who is lost
+        after that is lost because of it, or would have been ended anyway."""
+        if self._over:
+            return
         now = self._clock()
         for loss in losses:
             if loss.secondary and loss.node not in self._replaced:
@@ -185,14 +189,20 @@ class Supervision:
     def _lose(self, loss: Lost, secondary: bool) -> None:
         name = loss.node
         pulse = self._pulses.pop(name, Pulse())
-        wait = self.supervisor.lost(
-            self.program.nodes[name],
-            self._replaced.pop(name, loss.reason),
-            loss.traceback,
-            secondary,
-            user_error=loss.user_error,
-            progress=pulse.progress if loss.progress is None else loss.progress,
-        )
+        try:
+            wait = self.supervisor.lost(
+                self.program.nodes[name],
+                self._replaced.pop(name, loss.reason),
+                loss.traceback,
+                secondary,
+                user_error=loss.user_error,
+                progress=pulse.progress if loss.progress is None else loss.progress,
+            )
+        except RunFailed:
+            self._over = True
+            self._due.clear()
+            self._victims.clear()
+            raise
         self._due[name] = self._clock() + wait
 
     # ---- hanging

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -88,3 +89,33 @@ def test_weights_that_cannot_be_saved_are_a_failure(
     code = main(["train", "impala", *small, "--stop-updates", "1", "--run-dir", str(tmp_path / "run")])
     assert code == 1
     assert "the final weights could not be saved" in capsys.readouterr().err
+
+
+class Licensed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Finds out after so many steps that the user has forgotten something."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.left = after
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise UserError("The licence has run out: renew it.")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("after", "kept"), [(2, False), (200, True)])
+def test_a_mistake_that_shows_late_does_not_cost_what_was_learned(after: int, kept: bool, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"envs_per_actor": 2, "batch": 2, "queue": 4, "unroll": 4, "hidden": (4,)}
+    with pytest.raises(UserError, match=r"^The licence has run out: renew it\.$"):
+        train(
+            impala.Config(env=lambda: Licensed(after), preset="none", **small),
+            quiet=True,
+            runtime="inline",
+            eval_every=1e6,
+            stop_updates=1000,
+            run_dir=str(tmp_path / "run"),
+        )
+    files = {file.name for file in tmp_path.glob("run/*")}
+    assert files >= {"config.json", "metrics.jsonl", "summary.json", "weights.npz"} if kept else not files

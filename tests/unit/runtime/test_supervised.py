@@ -127,6 +127,19 @@ def test_who_cannot_be_started_again_is_named_before_who_can() -> None:
     assert caught.value.node == "service"
 
 
+def test_after_a_loss_that_ends_the_run_nobody_is_started_again_or_blamed() -> None:
+    run = Pretended()
+    run.loop.start_all()
+    run.at(1.0, victim("actor/0"), killed("actor/1"), killed("service"))
+    run.at(1.0 + 2 * SETTLING, victim("actor/1"))
+    with pytest.raises(RunFailed):
+        run.loop.wait(10.0)
+    told = len(run.losses)
+    run.loop.wait(10.0)  # the last calls to those who are left
+    assert len(run.losses) == told
+    assert run.started("actor/0") == run.started("actor/1") == [0.0]
+
+
 def test_victims_of_a_node_that_comes_back_are_restarted_and_not_blamed() -> None:
     run = Pretended(max_failures=1)
     run.program.place("service", restart=True)

@@ -61,6 +61,7 @@ class Zygote:
         self._codes: dict[int, int] = {}  # how nodes have ended
         self._nodes: set[int] = set()
         self._orphans: set[int] = set()  # nodes that a former zygote has started
+        self._has_forked = False
         self._ended: str | None = None  # how the former one did, where nobody has been told
         self._begin()
 
@@ -86,6 +87,7 @@ class Zygote:
         for _ in range(2):
             try:
                 self._share_imports()
+                self._has_forked = True
                 self._connection.send(("fork", name), [control.fileno()])
                 return self._forked()
             except Closed:
@@ -149,6 +151,8 @@ class Zygote:
 
     def close(self) -> None:
         self._connection.close()
+        if not self._has_forked:  # it may still be importing, and has nobody to end
+            self._process.kill()
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
