@@ -128,6 +128,15 @@ def test_a_run_goes_on_when_the_zygote_is_killed_and_an_actor_after_it() -> None
     assert not psutil.wait_procs(nodes, timeout=5.0)[1]
 
 
+def test_a_zygote_that_was_stopped_is_replaced_when_it_is_needed() -> None:
+    losses: list[Loss] = []
+    with launch(small_program(actors=2), "local", supervisor=Supervisor(on_loss=losses.append)) as run:
+        metrics = learning(run)
+        os.kill(psutil.Process(run.pids()["actor/0"]).ppid(), signal.SIGSTOP)
+        goes_on(run, metrics, "actor/0")
+    assert {loss.node for loss in losses} == {"zygote", "actor/0"}
+
+
 @pytest.mark.slow
 def test_killing_actors_again_and_again_does_not_end_a_run(runtime: str) -> None:
     with launch(small_program(actors=2), runtime) as run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -149,6 +150,13 @@ class Finite:
 
     def left(self) -> int:
         return self._left
+
+
+class Leaver:
+    """Calls `sys.exit`, as an environment might when its window is closed."""
+
+    def step(self) -> None:
+        sys.exit(0)
 
 
 class Faulty:

@@ -112,7 +112,7 @@ def failure(name: str, error: BaseException, progress: int | None) -> Lost:
     """What a node tells of the error that ends it."""
     return Lost(
         name,
-        "raised " + "".join(traceback.format_exception_only(error)).splitlines()[0],
+        "raised " + "".join(traceback.format_exception_only(error)).splitlines()[0].removesuffix("."),
         "".join(traceback.format_exception(error)),
         secondary=isinstance(error, NodeDied),
         user_error=str(error) if isinstance(error, UserError) else None,

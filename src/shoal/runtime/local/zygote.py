@@ -54,6 +54,14 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it is gone
+        return False
+
+
 class Zygote:
     """The parent's side."""
 
@@ -96,11 +104,21 @@ class Zygote:
 
     def _forked(self) -> int:
         while True:
+            self._await_answer()
             message, _ = self._connection.receive()
             if message[0] == "forked":
                 self._nodes.add(message[1])
                 return int(message[1])
             self._note(message)
+
+    def _await_answer(self) -> None:
+        """It may be importing for long, but one that was stopped would be waited for for ever: it is killed, and the
+        end of the stream says so."""
+        stopped = 0
+        while not self._connection.ready(1.0):
+            stopped = stopped + 1 if _is_stopped(self._process.pid) else 0
+            if stopped > 1:  # not only on its way from a stop of everything
+                self._process.kill()
 
     def _note(self, message: Any) -> None:
         _, pid, code = message
