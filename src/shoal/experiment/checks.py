@@ -85,8 +85,9 @@ def memory_needs(cfg: Any, env: EnvSpec, options: Options) -> dict[str, float]:
     item = given("burn_in") + given("length", given("unroll", 1)) + 1
     copies = PARAMETER_COPIES * given("learners", 1) + given("actors", 1)
     stepped = "unroll" if hasattr(cfg, "unroll") else "rows"
+    many = "actors" if given("actors", 1) > given("envs_per_actor", 1) else "envs_per_actor"
     needs = {
-        "envs_per_actor": environments * (ENVIRONMENT_BYTES + row),
+        many: environments * (ENVIRONMENT_BYTES + row),
         stepped: environments * (rows + 1.0) * row,
         "capacity": given("capacity") * env.observation_bytes * float(given("period", 1)),
         "burn_in": given("batch", 1) * float(item) * row,

@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import time
 import zipfile
@@ -111,6 +112,7 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove what this run has written: it did not even start."""
         self._close_metrics()
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
         for name in (CONFIG, METRICS, LOCK):
             (self.path / name).unlink(missing_ok=True)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,6 @@ class Experiment:
     def _discard(self, directory: RunDirectory) -> None:
         """What did not even start leaves nothing; what goes on leaves what it had."""
         if self.resumed is None:
-            shutil.rmtree(directory.path / FOLDER, ignore_errors=True)
             directory.discard()
         else:
             directory.close()
