@@ -14,15 +14,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import shoal
-from shoal.config import Count, Positive, Whole, apply_preset, did_you_mean, validate
+from shoal.config import apply_preset, did_you_mean, validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, Typed, peek, read
-from shoal.experiment.options import Options, Runtime
+from shoal.experiment.command_options import BenchOptions, EvalOptions, Output, PlotOptions
+from shoal.experiment.options import Options
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
@@ -114,14 +114,6 @@ def _dispatch(words: Sequence[str], started: float) -> int:
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """How results are told."""
-
-    json: bool = False
-    """Progress goes to stderr; the last line of stdout is one JSON object."""
 
 
 def _train(words: Sequence[str], started: float) -> int:
@@ -247,24 +239,6 @@ def _print_help(command: str, description: str, *parts: Any, words: str = "") ->
 # ---- the other commands ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """How it is played."""
-
-    episodes: Count = 50
-    """Fresh ones, played greedily."""
-    seed: Whole | None = None
-    """Of the environments; drawn anew when none is given."""
-    env: str | None = None
-    """module:factory or id in place of the recorded one."""
-    network: str | None = None
-    """module:factory in place of the recorded one."""
-    core: str | None = None
-    """module:factory in place of the recorded one."""
-    json: bool = False
-    """Print one JSON object."""
-
-
 def _eval(words: Sequence[str], started: float) -> int:
     typed = read(words, [EvalOptions], "shoal eval", positional=True)
     if typed.help:
@@ -287,14 +261,6 @@ def _eval(words: Sequence[str], started: float) -> int:
             f"seed {found.seed})"
         )
     return OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlotOptions:
-    """What is drawn."""
-
-    output: str = "curve.png"
-    """The picture; its ending says the format: png, pdf, svg, …"""
 
 
 def _plot(words: Sequence[str], started: float) -> int:
@@ -337,23 +303,6 @@ def _completion(words: Sequence[str], started: float) -> int:
     algorithms = {name: [Options, Output, registry.load(name).Config] for name in registry.names()}
     print(completion_script(commands, algorithms))
     return OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """The measurement; the algorithm runs with the config that `shoal train` would use, without the evaluator."""
-
-    seconds: Positive = 10.0
-    """Measured, after the warm-up."""
-    repeat: Count = 1
-    """Runs; their median counts."""
-    runtime: Runtime = "local"
-    ray_address: str | None = None
-    """Of a running Ray cluster."""
-    seed: Whole = 0
-    """Of the run; every node derives its own."""
-    json: bool = False
-    """The last line of stdout is one JSON object."""
 
 
 def _bench(words: Sequence[str], started: float) -> int:

@@ -73,7 +73,7 @@ try shoal train ppo --runtime i; try shoal eval --
         "eval",
         "impala",
         "--reward-clip --reward-scale",
-        "--no-plain",
+        "--no-checkpoint-replay --no-plain --no-restore-partial",
         "",
         "inline",
         "--episodes --help",
