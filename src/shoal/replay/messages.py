@@ -145,7 +145,9 @@ class Sample:
         if "version" not in self.timed:
             return version
         axis = 0 if self.layout == "time" else 1
-        own: Array = version.take(version_row(0, version.shape[axis]), axis)
+        lengths = self.data["mask"].sum(axis) if "mask" in self.data else np.full(len(self), version.shape[axis])
+        last = np.expand_dims(version_row(0, lengths), axis)  # behind it there are zeros
+        own: Array = np.take_along_axis(version, last, axis).squeeze(axis)
         return own
 
     def __len__(self) -> int:

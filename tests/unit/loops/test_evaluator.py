@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted import RememberingPolicy, ScriptedEnvs, rounds_of
 
-from shoal.loops.evaluator import CONFIRM, Evaluator, Interrupted, evaluate
+from shoal.loops.evaluator import CONFIRM, MOST_OF_TIME, Evaluator, Interrupted, evaluate
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.sync import monotonic
@@ -148,3 +148,68 @@ def test_what_was_evaluated_and_confirmed_goes_on_after_a_restart() -> None:
     fresh = Setup(1.0)
     fresh.evaluator.load_state_dict(Setup(1.0).evaluator.state_dict())
     assert fresh.evaluator.confirmed() is None
+
+
+def test_a_record_tells_the_spread_the_lowest_and_the_highest_return() -> None:
+    setup = Setup()
+    setup.envs = ScriptedEnvs([[[2.0]], [[1.0]], [[9.0]]])
+    returns = evaluate(cast(Any, setup.envs), cast(Any, setup.policy), 3)
+    assert returns == [2.0, 1.0, 9.0]
+    setup.evaluator._envs, setup.evaluator._episodes = cast(Any, setup.envs), 3
+    setup.step(1)
+    (record,) = setup.metrics.snapshot()["evaluations"]
+    assert (record["lowest"], record["highest"], record["eval_return"]) == (1.0, 9.0, 4.0)
+    assert record["spread"] == pytest.approx((38.0 / 3) ** 0.5)
+
+
+def test_the_best_evaluation_is_kept_with_its_weights() -> None:
+    setup = Setup(5.0, 8.0, 8.0, 6.0)
+    assert setup.evaluator.best() is None
+    for version in (1, 2, 3, 4):
+        setup.step(version)
+    best = setup.evaluator.best()
+    assert best is not None
+    assert (best[0], best[1], float(best[2]["w"][0])) == (8.0, make_version(0, 2), 2.0)
+
+
+def test_evaluating_takes_no_more_than_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("shoal.loops.evaluator.monotonic", lambda: clock[0])
+
+    def play() -> None:
+        clock[0] += 3.0
+
+    setup = Setup(10.0, 10.0, at_step=play)  # an episode of two steps: 6 seconds
+    setup.step(1)
+    assert setup.evaluator._next == pytest.approx(100.0 + 6.0 / MOST_OF_TIME)
+    setup.evaluator._every = 1000.0
+    clock[0] = 200.0
+    setup.step(2)
+    assert setup.evaluator._next == pytest.approx(1200.0)
+
+
+def test_a_policy_is_told_where_an_episode_begins() -> None:
+    class Watching(RememberingPolicy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.firsts: list[list[bool]] = []
+
+        def act(self, observation: Any, state: Any, first: Any) -> Any:
+            self.firsts.append(first.tolist())
+            return super().act(observation, state, first)
+
+    watching = Watching()
+    evaluate(cast(Any, ScriptedEnvs([[[1.0], [1.0, 1.0]], [[1.0] * 4]])), cast(Any, watching), 2)
+    # of the first environment the second row is the one that resets: the episode begins with the third
+    assert watching.firsts == [[True, True], [False, False], [True, False], [False, False]]
+
+
+def test_what_was_confirmed_first_stays_confirmed() -> None:
+    confirming = CONFIRM // EPISODES
+    setup = Setup(*[104.0] * (1 + confirming), *[110.0] * (1 + confirming), target=100.0)
+    assert setup.step(1) is False
+    assert setup.evaluator.evaluate_final(make_version(0, 2), {"w": np.array([2.0])}, 10.0)
+    assert [record["reached"] for record in setup.records()] == [True, True]
+    confirmed = setup.evaluator.confirmed()
+    assert confirmed is not None
+    assert confirmed[0] == make_version(0, 1)

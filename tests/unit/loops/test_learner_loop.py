@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from shoal.loops.learner import LearnerLoop
+from shoal.loops.learner import MAX_REFUSED, SNAPSHOT_SHARE, LearnerLoop, NonFinite, _transitions
+from shoal.loops.prefetch import RECONNECT, Prefetch
+from shoal.nets.weights import export_weights
+from shoal.program import Context, Done, NodeDied
 from shoal.replay import MinSize, Prioritized, Replay, Table, Writer, n_step
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
-from shoal.state import Stateful
-from shoal.versions import NONE, make_version, updates_between
+from shoal.state import Stateful, as_tensors
+from shoal.versions import NONE, make_version, number, updates_between
 
 BATCH, CAPACITY, ITEMS = 8, 2000, 2150
 
@@ -53,11 +57,17 @@ def filled() -> Replay:
     return replay
 
 
-def loop_over(replay: Replay, metrics: Metrics, **options: Any) -> tuple[LearnerLoop, Recording]:
-    made = Recording()
+def loop_over(
+    replay: Replay,
+    metrics: Metrics,
+    made: Recording | None = None,
+    weights: WeightStore | None = None,
+    **options: Any,
+) -> tuple[LearnerLoop, Recording]:
+    made, weights = made or Recording(), weights or WeightStore()
     space = spaces.Box(-1.0, 1.0, (2,))
     loop = LearnerLoop(
-        lambda seed: made, "items", BATCH, replay, WeightStore(), metrics, observation_space=space, beta=0.4, **options
+        lambda seed: made, "items", BATCH, replay, weights, metrics, observation_space=space, beta=0.4, **options
     )
     return loop, made
 
@@ -118,3 +128,118 @@ def test_an_actors_staleness_counts_updates() -> None:
     assert updates_between(make_version(0, 7), make_version(0, 12)) == 5
     assert updates_between(NONE, make_version(0, 12)) == 0
     assert updates_between(make_version(0, 7), make_version(1, 3)) == 0  # of learners that started again
+
+
+def test_weights_are_published_every_so_many_updates_and_once_more_with_the_report() -> None:
+    weights = WeightStore()
+    loop, _ = loop_over(filled(), Metrics(), publish_every=2, weights=weights)
+    published = [number(weights.version())]
+    for _ in range(5):
+        loop.step()
+        published.append(number(weights.version()))
+    assert published == [0, 0, 2, 2, 4, 4]
+    loop.report()
+    assert number(weights.version()) == 5
+    weights.publish({}, make_version(9, 9))
+    loop.report()  # there is nothing newer to publish
+    assert weights.version() == make_version(9, 9)
+
+
+def test_a_learner_makes_exactly_the_updates_it_is_given() -> None:
+    loop, made = loop_over(filled(), Metrics(), max_updates=3)
+    assert [loop.step() for _ in range(4)] == [True, True, True, False]
+    assert len(made.batches) == 3
+
+
+def test_as_many_batches_are_asked_for_as_are_to_be_under_way() -> None:
+    asked = 0
+
+    def request() -> Any:
+        nonlocal asked
+        asked += 1
+
+    for ahead in (0, 2):
+        asked = 0
+        Prefetch(request, None, torch.device("cpu"), ahead=ahead)
+        assert asked == ahead + 1
+
+
+def test_a_replay_that_is_lost_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("shoal.loops.prefetch.monotonic", lambda: clock[0])
+    monkeypatch.setattr("shoal.loops.prefetch.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    class Gone:
+        def result(self) -> Any:
+            raise NodeDied("replay")
+
+    prefetch = Prefetch(lambda: cast(Any, Gone()), None, torch.device("cpu"))
+    with pytest.raises(NodeDied):
+        prefetch.take()
+    assert RECONNECT < clock[0] < RECONNECT + 1.0
+
+
+def test_a_slice_trains_its_valid_rows_but_the_last_and_a_transition_is_one() -> None:
+    valid = np.array([[True, True], [False, True], [True, True]])
+    assert _transitions({"valid": valid, "version": np.zeros((3, 2))}) == 3
+    assert _transitions({"valid": np.ones(5, bool), "version": np.zeros(5)}) == 5
+
+
+def test_updates_that_are_refused_in_a_row_end_the_learner_and_one_in_between_forgives() -> None:
+    class Refusing(Recording):
+        def update(self, batch: dict[str, Any]) -> dict[str, Any]:
+            self.batches.append(batch)
+            return {"applied": len(self.batches) == MAX_REFUSED}
+
+    metrics, made = Metrics(), Refusing()
+    loop, _ = loop_over(filled(), metrics, made=made)
+    for _ in range(2 * MAX_REFUSED - 1):
+        loop.step()
+    assert loop.progress == 1
+    with pytest.raises(NonFinite, match=f"in {MAX_REFUSED} updates in a row"):
+        loop.step()
+    loop.report()
+    assert metrics.snapshot()["counts"]["refused_updates"] == 2 * MAX_REFUSED - 1
+
+
+def test_a_learner_goes_on_with_its_count_of_updates() -> None:
+    loop, _ = loop_over(filled(), Metrics())
+    for _ in range(3):
+        loop.step()
+    state = loop.checkpoint()
+    assert (state["updates"], state["refused"]) == (3, 0)
+    again, _ = loop_over(filled(), Metrics())
+    again.load_state_dict(as_tensors(state))
+    assert again.checkpoint()["updates"] == 3
+
+
+def test_the_weights_that_are_left_tell_how_many_updates_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = WeightStore()
+    weights.publish(export_weights(nn.Linear(1, 1)), make_version(0, 41))
+    monkeypatch.setattr("shoal.loops.learner.current", lambda: Context("learner", 1, 1))
+    loop_over(filled(), Metrics(), weights=weights)
+    assert weights.version() == make_version(1, 41)
+
+
+def test_staleness_is_that_of_rows_that_exist_and_the_ratio_is_samples_per_insert() -> None:
+    loop, _ = loop_over(filled(), Metrics())
+    loop._updates = 11
+    version = np.array([[make_version(0, 4), make_version(1, 8)], [make_version(0, 6), 0]])
+    sample = cast(Any, SimpleNamespace(data={"version": version, "mask": np.array([[True, True], [True, False]])}))
+    table = {"size": 7, "inserts_per_second": 4.0, "samples_per_second": 10.0}
+    loop._watching = Done({"items": table})
+    values = loop._measure(sample)
+    assert values["staleness"] == 10 - 6.0
+    assert (values["samples_per_insert"], values["replay_size"]) == (2.5, 7)
+
+
+def test_snapshots_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [50.0]
+    monkeypatch.setattr("shoal.loops.learner.monotonic", lambda: clock[0])
+
+    class Slow(WeightStore):
+        def keep_snapshot(self, state: Any) -> None:
+            clock[0] += 0.5
+
+    loop, _ = loop_over(filled(), Metrics(), weights=Slow())
+    assert loop._next_snapshot == pytest.approx(50.0 + 0.5 / SNAPSHOT_SHARE)
