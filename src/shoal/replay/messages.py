@@ -145,7 +145,8 @@ class Sample:
         if "version" not in self.timed:
             return version
         axis = 0 if self.layout == "time" else 1
-        lengths = self.data["mask"].sum(axis) if "mask" in self.data else np.full(len(self), version.shape[axis])
+        there = self.data.get("mask", np.ones(version.shape, np.bool_))
+        lengths: Array = np.asarray(there.sum(axis))
         last = np.expand_dims(version_row(0, lengths), axis)  # behind it there are zeros
         own: Array = np.take_along_axis(version, last, axis).squeeze(axis)
         return own
