@@ -147,7 +147,7 @@ class Sample:
         axis = 0 if self.layout == "time" else 1
         there = self.data.get("mask", np.ones(version.shape, np.bool_))
         lengths: Array = np.asarray(there.sum(axis))
-        last = np.expand_dims(version_row(0, lengths), axis)  # behind it there are zeros
+        last = np.expand_dims(version_row(np.zeros_like(lengths), lengths), axis)  # behind it there are zeros
         own: Array = np.take_along_axis(version, last, axis).squeeze(axis)
         return own
 
