@@ -22,6 +22,7 @@ from shoal.algorithms import apex_dqn
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
 from shoal.runtime import Run, RunFailed, Supervisor, launch
+from shoal.runtime.local.zygote import Zygote
 from shoal.runtime.supervise import Loss
 
 VICTIM = Path(__file__).with_name("victim.py")
@@ -126,6 +127,12 @@ def test_a_run_goes_on_when_the_zygote_is_killed_and_an_actor_after_it() -> None
         nodes = [psutil.Process(pid) for pid in run.pids().values()]
     assert [loss.node for loss in losses] == ["zygote", "actor/0"]
     assert not psutil.wait_procs(nodes, timeout=5.0)[1]
+
+
+def test_a_zygote_that_was_never_needed_is_not_waited_for() -> None:
+    zygote, began = Zygote(), time.monotonic()  # takes seconds to import what nodes need
+    zygote.close()
+    assert time.monotonic() - began < 1.0
 
 
 def test_a_zygote_that_was_stopped_is_replaced_when_it_is_needed() -> None:

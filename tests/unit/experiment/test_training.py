@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +16,7 @@ import pytest
 from shoal.algorithms import apex_dqn, impala
 from shoal.cli import main
 from shoal.errors import UserError
+from shoal.experiment import plots
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import Final
 from shoal.experiment.options import Options
@@ -119,3 +123,31 @@ def test_a_mistake_that_shows_late_does_not_cost_what_was_learned(after: int, ke
         )
     files = {file.name for file in tmp_path.glob("run/*")}
     assert files >= {"config.json", "metrics.jsonl", "summary.json", "weights.npz"} if kept else not files
+
+
+def test_a_signal_while_files_are_written_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "write_curve", lambda path: os.kill(os.getpid(), signal.SIGINT))
+    small: dict[str, Any] = {"envs_per_actor": 2, "batch": 2, "queue": 4, "unroll": 4, "hidden": (4,)}
+    cfg = impala.Config(env="CartPole-v1", preset="none", **small)
+    result = train(cfg, quiet=True, runtime="inline", stop_updates=1, run_dir=str(tmp_path / "run"))
+    assert (result.stopped_by, result.learner_steps) == ("updates", 1)
+
+
+def test_a_failure_is_told_before_what_was_learned_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Fails(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            made.append(1)
+            if len(made) > 20:
+                raise ValueError("no more")
+            return super().step(action)
+
+    made: list[int] = []
+    lock = threading.Lock()  # cannot be pickled: it is tried in this process
+    with pytest.raises(RunFailed, match="no more"):
+        train(
+            impala.Config(env=lambda: (lock, Fails(gymnasium.make("CartPole-v1")))[1], preset="none"),
+            runtime="inline",
+            max_failures=0,
+            run_dir=str(tmp_path / "run"),
+        )
+    assert "no more, 1 times in a row; giving up; the run ends, and what it has" in capsys.readouterr().err
