@@ -27,9 +27,10 @@ from shoal.runtime.supervise import Loss
 
 VICTIM = Path(__file__).with_name("victim.py")
 RAY = pytest.param("ray", marks=pytest.mark.ray)
+SLOW_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])  # it starts an interpreter for every node
 
 
-@pytest.fixture(params=["local", RAY])
+@pytest.fixture(params=["local", SLOW_RAY])
 def runtime(request: pytest.FixtureRequest) -> str:
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")

@@ -52,7 +52,7 @@ def small(page: Any, directory: Path) -> Any:
     return page.Config(**options)
 
 
-RUNTIMES = ["inline", "local", pytest.param("ray", marks=pytest.mark.ray)]
+RUNTIMES = ["inline", "local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

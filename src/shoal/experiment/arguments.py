@@ -61,7 +61,7 @@ SYNONYMS = {  # what other tools call it; the first that a command has is sugges
     "output_dir": ("run_dir",),
     "out": ("output", "run_dir"),
     "output": ("run_dir",),
-    "load": ("resume",),
+    "load": ("restore", "resume"),
     "checkpoint": ("resume",),
     "checkpoint_freq": ("checkpoint_every",),
     "save_every": ("checkpoint_every",),

@@ -8,6 +8,7 @@ from shoal.services.metrics import Reporter
 from shoal.sync import Condition
 
 BETWEEN_ROWS = 2.0  # seconds in which an actor comes to the end of a row, unless others hold it up
+HELD_UP = 0.1  # the same at the end of a run, when who has not ended by then waits for others that have
 
 
 class Loop:
@@ -53,8 +54,9 @@ class RowLoop(Loop):
         if self._ended:
             return self._row_state()
         with self._at_work:
+            patience = HELD_UP if self._finishing else BETWEEN_ROWS
             self._asked, self._given = True, None
-            self._at_work.wait_for(lambda: self._given is not None, BETWEEN_ROWS, "an actor's state")
+            self._at_work.wait_for(lambda: self._given is not None, patience, "an actor's state")
             self._asked = False
             return self._given
 

@@ -189,6 +189,7 @@ class Publisher(Loop):
         too late for some of them only: it counts as refused."""
         report, parts = self._reporter, [server.statistics() for server in self._servers]
         counted = {name: max(part.get(name, 0) for part in parts) for name in set().union(*parts)}
+        counted["version"] = self._gradients.version  # the one that was published: the service may have gone on
         new = {name: count - self._counted.get(name, 0) for name, count in counted.items()}
         self._counted = counted
         report.count("learner_steps", new["version"])

@@ -99,6 +99,7 @@ def test_a_large_whole_number_may_be_typed_with_an_exponent() -> None:
         ("--lr", ["--actor-rate", "--lstm"], " Did you mean --actor-rate?"),
         ("--load", ["--lstm", "--lambda", "--loss-scale"], ""),
         ("--load", ["--resume", "--loss-scale"], " Did you mean --resume?"),
+        ("--load", ["--resume", "--restore"], " Did you mean --restore?"),
         ("--checkpoint-freq", ["--clip-rho", "--eval-every"], ""),
         ("--return", ["--stop-return", "--env"], " Did you mean --stop-return?"),
         ("--stop", ["--stop-return", "--stop-steps"], ""),
