@@ -82,12 +82,20 @@ def goes_on(run: Run, metrics: Any, victim: str, updates: int = 20) -> None:
     assert run.supervisor.restarts[victim] == 1
 
 
-@pytest.mark.parametrize("victim", ["learner", "replay", "weights"])
-def test_a_run_goes_on_when_the_learner_or_a_service_is_killed(runtime: str, victim: str) -> None:
+def goes_on_without_blame(runtime: str, victim: str) -> None:
     losses: list[Loss] = []
     with launch(small_program(actors=2), runtime, supervisor=Supervisor(on_loss=losses.append)) as run:
         goes_on(run, learning(run), victim)
     assert [loss.node for loss in losses] == [victim], "those who only suffered from it are not blamed"
+
+
+@pytest.mark.parametrize("victim", ["learner", "replay"])
+def test_a_run_goes_on_when_the_learner_or_the_replay_is_killed(runtime: str, victim: str) -> None:
+    goes_on_without_blame(runtime, victim)
+
+
+def test_a_run_goes_on_when_the_weight_service_is_killed_whose_memory_others_hold() -> None:
+    goes_on_without_blame("local", "weights")
 
 
 def test_a_run_goes_on_when_the_inference_server_is_killed(runtime: str) -> None:
@@ -100,17 +108,28 @@ def test_a_run_goes_on_when_the_front_of_several_shards_is_killed(runtime: str) 
         goes_on(run, learning(run), "replay")
 
 
-def test_what_nobody_can_replace_ends_the_run_with_one_sentence(runtime: str) -> None:
+def ends_with_one_sentence(runtime: str, victim: str) -> None:
     with launch(small_program(actors=2), runtime) as run:
         learning(run)
-        os.kill(run.pids()["metrics"], signal.SIGKILL)
+        os.kill(run.pids()[victim], signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(RunFailed) as caught:
             run.wait(20.0)
         assert time.monotonic() - began < 10.0
-    assert str(caught.value).startswith("node 'metrics' was killed")
+    assert str(caught.value).startswith(f"node {victim!r} was killed")
     assert "\n" not in str(caught.value)
-    assert caught.value.node == "metrics"
+    assert caught.value.node == victim
+
+
+def test_what_nobody_can_replace_ends_the_run_with_one_sentence(runtime: str) -> None:
+    ends_with_one_sentence(runtime, "metrics")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_where_nobody_shares_memory_the_loss_of_the_weight_service_ends_the_run() -> None:
+    ends_with_one_sentence("ray", "weights")
 
 
 def test_a_run_goes_on_when_the_zygote_is_killed_and_an_actor_after_it() -> None:

@@ -62,6 +62,8 @@ class RayRun:
     def __init__(
         self, program: Program, *, seed: int = 0, supervisor: Supervisor | None = None, address: str | None = None
     ) -> None:
+        for name in [name for name, node in program.nodes.items() if hasattr(node.factory, "shared_client")]:
+            program.place(name, restart=False)  # what survives it on one machine is memory that its clients share
         self.program = program
         self.supervisor = supervisor or Supervisor()
         self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
