@@ -21,7 +21,7 @@ from shoal.loops.wiring import TRIM_EVERY, Settings
 from shoal.program import Handle, Node
 from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
 
-SETTINGS = Settings(target=123.0, max_updates=77, eval_episodes=6, eval_every=2.5)
+SETTINGS = Settings(target=123.0, max_updates=77, frozen="torso.*", eval_episodes=6, eval_every=2.5)
 ACTING: dict[str, Any] = {"actors": 3, "envs_per_actor": 5, "vectorizer": "sync"}
 EXPERIENCE: dict[str, Any] = ACTING | {"rows": 7, "capacity": 4321, "learning_starts": 66, "samples_per_insert": 2.5}
 EXPERIENCE |= {"priority_exponent": 0.35, "importance_exponent": 0.65, "replay": "prioritized", "n": 4, "batch": 48}
@@ -97,7 +97,8 @@ def check_learners(page: Any, cfg: Any, table: str, batch: int, **expected: Any)
             assert (replay, weights, metrics) == (Handle("replay"), Handle("weights"), Handle("metrics"))
             group = Handle("group") if count > 1 else None
             own = {"rank": rank, "learners": count, "group": group, "device": "cpu", "max_updates": 77}
-            assert node.kwargs == own | {"observation_space": env.observation_space} | expected
+            own |= {"observation_space": env.observation_space, "frozen": "torso.*"}
+            assert node.kwargs == own | expected
             assert node.resources.threads == cfg.learner_threads
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,12 @@ def config(page: Any, **options: Any) -> Any:
     return page.Config(**(SMALL | options))
 
 
+MAKING = threading.Lock()  # networks are drawn from torch's one generator, which learners in threads would share
+
+
 def learner_of(cfg: Any, spec: Spec = SPEC, **options: Any) -> Any:
-    return (sac.SAC if isinstance(cfg, sac.Config) else td3.TD3)(cfg, spec, seed=1, **options)
+    with MAKING:
+        return (sac.SAC if isinstance(cfg, sac.Config) else td3.TD3)(cfg, spec, seed=1, **options)
 
 
 def some(page: Any, cfg: Any, spec: Spec = SPEC, count: int = BATCH) -> Columns:
