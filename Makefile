@@ -14,7 +14,7 @@ demo: .venv/core  ## train IMPALA on CartPole-v1 until it is solved
 
 test: .venv/dev  ## the quick tests: units in parallel, then what starts whole programs, one after the other
 	$(PYTEST) tests/unit -n 2
-	$(PYTEST) tests/contract tests/chaos tests/learning
+	$(PYTEST) tests/contract tests/chaos tests/learning tests/hunt
 
 test-slow: .venv/dev  ## what the quick tests leave out: long learning, chaos, endurance, every program on Ray
 	$(PYTEST) -m slow
