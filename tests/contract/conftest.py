@@ -12,7 +12,8 @@ from shoal.runtime import Run
 from shoal.runtime.local.run import cool
 from shoal.runtime.supervise import Supervisor
 
-RUNTIMES = ["inline", "local", "spawn", pytest.param("ray", marks=pytest.mark.ray)]
+SLOW_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])  # make test-cluster; test_ray.py is quick
+RUNTIMES = ["inline", "local", "spawn", SLOW_RAY]
 PROCESS_RUNTIMES = RUNTIMES[1:]
 
 
