@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ OBSERVATIONS = ("observation", "next_observation")
 def to_tensor(array: Array, device: torch.device | str = "cpu") -> Tensor:
     """A tensor on the array's own memory, or a copy on the device, by way of pinned memory."""
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())  # of what is shared torch would warn
+    if device == "cpu":
+        return tensor
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -29,6 +32,9 @@ def to_tensor(array: Array, device: torch.device | str = "cpu") -> Tensor:
 
 def to_batch(columns: Arrays, observation_space: Any, device: torch.device | str = "cpu") -> Batch:
     """Columns [T+1, B, ...] of time slices or [B, ...] of transitions, and "state/…" [B, ...], as a learner's batch."""
+    valid = columns.get("valid")
+    if valid is not None and valid.ndim > 1:
+        columns = {**columns, "first": episode_starts(valid)}
     tensors = {name: to_tensor(array, device) for name, array in columns.items()}
     batch: Batch = dict(tensors)
     for name in OBSERVATIONS:
@@ -36,8 +42,6 @@ def to_batch(columns: Arrays, observation_space: Any, device: torch.device | str
             batch = {key: x for key, x in batch.items() if not tree.is_under(key, name)}
             batch[name] = tree.nest(observation_space, tensors, name)
     batch["state"] = {name: batch.pop(f"state/{name}") for name in _names_under(tensors, "state")}
-    if "valid" in batch and batch["valid"].dim() > 1:
-        batch["first"] = episode_starts(batch["valid"])
     return batch
 
 
@@ -45,10 +49,12 @@ def _names_under(names: Iterable[str], name: str) -> list[str]:
     return [key.removeprefix(f"{name}/") for key in names if key.startswith(f"{name}/")]
 
 
-def episode_starts(valid: Tensor) -> Tensor:
+def episode_starts(valid: Array) -> Array:
     """Which rows are the first of an episode, bool [T, B]: those after a row that is no transition, which holds an
     episode's final observation. Row 0 is none, as the state from before it is given: zero where an episode begins."""
-    return torch.cat([torch.zeros_like(valid[:1]), ~valid[:-1]])
+    first = np.zeros_like(valid)
+    np.logical_not(valid[:-1], out=first[1:])
+    return first
 
 
 def valid_rows(batch: Mapping[str, Any], valid: Tensor) -> Batch:

@@ -119,7 +119,7 @@ def test_shared_memory_that_cannot_be_written_is_copied() -> None:
 
 
 def test_an_episode_starts_after_the_row_that_is_no_transition() -> None:
-    valid = torch.tensor([[True, False], [False, True], [True, False], [True, True]])
+    valid = np.array([[True, False], [False, True], [True, False], [True, True]])
     expected = [[False, False], [False, True], [True, False], [False, True]]
     assert episode_starts(valid).tolist() == expected
 

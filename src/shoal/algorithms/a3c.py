@@ -97,7 +97,8 @@ class A3C(Stateful):
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Push the gradient of one rollout [T+1, B, ...]; row T only bootstraps."""
-        self.network.train()  # it has acted
+        if not self.network.training:  # it has acted
+            self.network.train()
         loss, rows, metrics = self.loss(batch)
         push = self.optimizer.step(loss * self.cfg.loss_scale, rows)
         self.policy.refresh()

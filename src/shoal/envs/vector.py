@@ -90,9 +90,10 @@ class Envs:
         resets = self._done
         valid = ~resets
         reward = np.array(reward, _FLOAT)
-        reward[resets] = 0.0  # a reset gives nothing and ends nothing
-        terminated = terminated & valid
+        terminated = terminated & valid  # a reset ends nothing and gives nothing
         truncated = truncated & valid
+        if np.count_nonzero(resets):
+            reward[resets] = 0.0
         if not isfinite(np.vdot(reward, reward)):
             check.refuse_what_is_not_finite(reward, self.environment, "reward")
         if self._limit is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from shoal import tree
 from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import EnvFault, Envs
@@ -36,7 +38,7 @@ class EnvRunner:
         outcome = self.envs.step(action)
         sign_of_life()
         self.observation = outcome.observation
-        self.report.count("env_steps", int(outcome.valid.sum()))
+        self.report.count("env_steps", np.count_nonzero(outcome.valid))
         self.report.lap("environment")
         return outcome
 
