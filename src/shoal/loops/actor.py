@@ -38,7 +38,7 @@ class EnvRunner:
         outcome = self.envs.step(action)
         sign_of_life()
         self.observation = outcome.observation
-        self.report.count("env_steps", np.count_nonzero(outcome.valid))
+        self.report.count("env_steps", int(np.count_nonzero(outcome.valid)))
         self.report.lap("environment")
         return outcome
 

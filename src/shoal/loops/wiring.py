@@ -13,25 +13,13 @@ from shoal import envs
 from shoal.acting import Policy
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.factories import load_factory, name_of
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.learner import Learner, LearnerLoop
+from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.program import Program, Resources
-from shoal.replay import (
-    MinSize,
-    Pattern,
-    Prioritized,
-    Replay,
-    SamplesPerInsert,
-    ShardedReplay,
-    Table,
-    Uniform,
-    rollout,
-)
-from shoal.replay.patterns import Viewed
-from shoal.replay.views import Transition
+from shoal.replay import Pattern, Prioritized, Replay, ShardedReplay, Table, Uniform, rollout
 from shoal.services.gradients import GradientServer
 from shoal.services.group import Group
 from shoal.services.inference import InferenceServer
@@ -97,7 +85,7 @@ class Wiring:
             return ReplayHandles(table.name, replay, [replay])
         if shards > actors:
             raise UserError(f"--shards {shards} cannot be filled by --actors {actors}: each actor writes to one shard.")
-        share = _share(table, shards)
+        share = share_of(table, shards)
         parts = [program.add(f"replay/{index}", Replay, [share], seed=index) for index in range(shards)]
         program.place("replay/*", restart=True)  # a lost one costs its own items
         return ReplayHandles(table.name, cast(Replay, program.add("replay", ReplayFrontend, parts)), parts)
@@ -360,60 +348,6 @@ def _check_minibatches(cfg: Any, batch: int) -> None:
 
 def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
     return envs.make(env, count, seed=seed, vectorizer=cast(envs.Vectorizer, vectorizer))
-
-
-def limiter(samples_per_insert: float, min_size: int, batch: int, block: int) -> MinSize | SamplesPerInsert:
-    """Acting and learning at a ratio, or with 0 each at its own pace once there are `min_size` items.
-
-    Neither side waits for less than a batch (of those asked for ahead) and a block of items, so that both work in turn
-    and not in lockstep.
-    """
-    if not samples_per_insert:
-        return MinSize(min_size)
-    return SamplesPerInsert(samples_per_insert, min_size, error_buffer=2 * batch + samples_per_insert * block)
-
-
-def _share(table: Table, shards: int) -> Table:
-    waits = table.limiter
-    if isinstance(waits, MinSize):
-        waits = replace(waits, items=-(-waits.items // shards))
-    elif isinstance(waits, SamplesPerInsert):
-        waits = replace(waits, min_size=-(-waits.min_size // shards))
-    return replace(table, capacity=-(-table.capacity // shards), limiter=waits)
-
-
-def pattern_of(cfg: Any, usual: Pattern) -> Pattern:
-    """The pattern that --pattern names, where there is such an option, or the `usual` one, whose items the learner can
-    read."""
-    if getattr(cfg, "pattern", None) is None:
-        return usual
-    pattern, name = _users_pattern(cfg), name_of(cfg.pattern)
-    if pattern.view.timed != usual.view.timed:
-        kinds = {True: "sequences", False: "transitions"}
-        raise UserError(
-            f"--pattern {name} makes {kinds[pattern.view.timed]}, and the learner reads "
-            f"{kinds[usual.view.timed]}: give a pattern of those."
-        )
-    if usual.view.timed and pattern.rows < cfg.burn_in + 2:
-        raise UserError(
-            f"--pattern {name} makes items of {pattern.rows} rows, of which --burn-in {cfg.burn_in} leaves "
-            "nothing to train: make longer ones or burn in less."
-        )
-    if isinstance(pattern.view, Transition) and isinstance(usual.view, Transition):
-        following = tuple(dict.fromkeys((*pattern.view.following, *usual.view.following)))
-        return Viewed(pattern, replace(pattern.view, following=following))
-    return pattern
-
-
-def _users_pattern(cfg: Any) -> Pattern:
-    name, factory = name_of(cfg.pattern), load_factory(cfg.pattern, "pattern")
-    try:
-        made = factory(cfg)
-    except Exception as error:
-        raise UserError(f"The pattern {name} could not be made: {type(error).__name__}: {error}.") from error
-    if not all(hasattr(made, part) for part in ("rows", "view", "spans")):
-        raise UserError(f"The pattern {name} returned {type(made).__name__}: return a shoal.replay.Pattern.")
-    return made  # type: ignore[no-any-return]
 
 
 def _whole_requests(environments: int, actors: int, limit: int) -> int:

@@ -111,7 +111,7 @@ class WorkerLoop(RowLoop):
         columns |= {name: rows[0] for name, rows in block.items() if tree.is_under(name, "state")}
         measured = self._worker.update(to_batch(columns, self._observation_space, self._device))
         if measured.pop("applied"):
-            report.count("trained_steps", np.count_nonzero(block["valid"]))
+            report.count("trained_steps", int(np.count_nonzero(block["valid"])))
         waited = measured.pop("waited")
         report.values.update(measured)
         report.lap("learning", waited)
