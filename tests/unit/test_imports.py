@@ -27,7 +27,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "options": ("config", ""),
     "factories": ("errors", ""),
     "flat": ("errors", "torch"),
-    "batches": ("tree", "torch"),
+    "batches": ("tree", "numpy torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),
