@@ -8,14 +8,30 @@ if TYPE_CHECKING:
     from shoal.errors import UserError
     from shoal.experiment.options import Result
     from shoal.experiment.training import resume, train
+    from shoal.playing import Evaluation, TrainedPolicy, evaluate, load
     from shoal.runtime.supervise import RunFailed
 
 __version__ = "0.1.0"
-__all__ = ["Result", "RunFailed", "UserError", "__version__", "resume", "train"]
+__all__ = [
+    "Evaluation",
+    "Result",
+    "RunFailed",
+    "TrainedPolicy",
+    "UserError",
+    "__version__",
+    "evaluate",
+    "load",
+    "resume",
+    "train",
+]
 
 _WHERE = {
     "train": "shoal.experiment.training",
     "resume": "shoal.experiment.training",
+    "load": "shoal.playing.policy",
+    "TrainedPolicy": "shoal.playing.policy",
+    "evaluate": "shoal.playing.evaluation",
+    "Evaluation": "shoal.playing.evaluation",
     "Result": "shoal.experiment.options",
     "UserError": "shoal.errors",
     "RunFailed": "shoal.runtime.supervise",

@@ -6,8 +6,6 @@ imports torch for the nodes, on the other core.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import select
 import signal
@@ -15,13 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import shoal
+from shoal import commands
+from shoal.commands.common import ERROR, INTERRUPTED, OK, USAGE, print_help, print_json, warn
 from shoal.config import apply_preset, did_you_mean, validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, Typed, peek, read
-from shoal.experiment.command_options import BenchOptions, EvalOptions, Output, PlotOptions
+from shoal.experiment.command_options import BenchOptions, Output, PlotOptions
 from shoal.experiment.options import Options
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shoal.experiment.registry import Algorithm
     from shoal.experiment.training import Experiment
 
-OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 OVERVIEW = """\
 usage: shoal COMMAND …
@@ -93,10 +92,9 @@ def _unheard() -> bool:
 
 
 def _dispatch(words: Sequence[str], started: float) -> int:
-    commands: dict[str, Callable[[Sequence[str], float], int]] = {
+    own: dict[str, Callable[[Sequence[str], float], int]] = {
         "train": _train,
         "resume": _resume,
-        "eval": _eval,
         "plot": _plot,
         "algorithms": _algorithms,
         "completion": _completion,
@@ -108,9 +106,12 @@ def _dispatch(words: Sequence[str], started: float) -> int:
     if words[0] == "--version":
         print(f"shoal {shoal.__version__}")
         return OK
-    if words[0] not in commands:
-        raise UserError(f"There is no command {words[0]}: see shoal --help.{did_you_mean(words[0], commands)}")
-    return commands[words[0]](words[1:], started)
+    if words[0] in commands.NAMES:
+        return commands.run(words[0], words[1:])
+    if words[0] not in own:
+        near = did_you_mean(words[0], [*own, *commands.NAMES])
+        raise UserError(f"There is no command {words[0]}: see shoal --help.{near}")
+    return own[words[0]](words[1:], started)
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def _go_on(path: Path, name: str | None, words: Sequence[str], started: float) -
     if name is not None and (summary := finished(path)) is not None:
         print(f"the run in {path} has ended (stopped by {summary['stopped_by']})", file=sys.stderr)
         if as_json:
-            _print_json({key: value for key, value in summary.items() if key not in ("times", "life")})
+            print_json({key: value for key, value in summary.items() if key not in ("times", "life")})
         return OK
     found = plan(path, options, typed.values[algorithm.Config])
     return _run(resumed_experiment(found, started), as_json)
@@ -183,7 +184,7 @@ def _run(experiment: Experiment, as_json: bool) -> int:
             print(failure.traceback.rstrip(), file=sys.stderr)
         print(f"shoal: {failure}", file=sys.stderr)
     if as_json:
-        _print_json(result.as_dict())
+        print_json(result.as_dict())
     return ERROR if failure is not None else result.exit_code
 
 
@@ -215,7 +216,7 @@ def _configure(
     """The algorithm, its environment, its finished config (defaults, then the preset, then what was typed), and all
     that was typed."""
     from shoal.experiment import registry
-    from shoal.experiment.training import describe_env
+    from shoal.experiment.environments import describe_env
 
     algorithm = registry.load(name)
     command = f"shoal {command} {name}"
@@ -225,55 +226,24 @@ def _configure(
     config = apply_preset(config, algorithm.PRESETS, env.kind)
     if typed.help:
         description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
-        _print_help(command, description, config, *(other() for other in others))
+        print_help(command, description, config, *(other() for other in others))
     return algorithm, env, config, typed
 
 
-def _print_help(command: str, description: str, *parts: Any, words: str = "") -> NoReturn:
-    from shoal.experiment.usage import help_text
-
-    print(help_text(command, description, parts, words))
-    raise SystemExit(OK)
-
-
 # ---- the other commands ----------------------------------------------------------------------------------------------
-
-
-def _eval(words: Sequence[str], started: float) -> int:
-    typed = read(words, [EvalOptions], "shoal eval", positional=True)
-    if typed.help:
-        _print_help("shoal eval", "Play a trained policy again, from its run directory.", EvalOptions(), words="RUN")
-    if len(typed.words) != 1:
-        raise UserError("shoal eval needs one run directory: shoal eval runs/NAME [--episodes N] [--json]")
-    options: EvalOptions = typed.make(EvalOptions)
-    validate(options)
-    from shoal.experiment.evaluation import evaluate_run
-    from shoal.experiment.view import amount
-
-    given = {"env": options.env, "network": options.network, "core": options.core}
-    found = evaluate_run(Path(typed.words[0]), options.episodes, options.seed, **given)
-    if options.json:
-        _print_json(dataclasses.asdict(found))
-    else:
-        print(
-            f"{found.algorithm} on {found.env}: {amount(found.eval_return, found.spread)} over "
-            f"{found.episodes} fresh greedy episodes (lowest {amount(found.lowest)}, highest {amount(found.highest)}, "
-            f"seed {found.seed})"
-        )
-    return OK
 
 
 def _plot(words: Sequence[str], started: float) -> int:
     typed = read(words, [PlotOptions], "shoal plot", positional=True)
     if typed.help:
         description = "Draw runs: a panel for each task, a curve for each setting, mean and spread over its seeds."
-        _print_help("shoal plot", description, PlotOptions(), words="RUN...")
+        print_help("shoal plot", description, PlotOptions(), words="RUN...")
     if not typed.words:
         raise UserError("shoal plot needs run directories: shoal plot runs/A runs/B [--output curve.png]")
     from shoal.experiment.plots import draw
 
     output = typed.make(PlotOptions).output
-    for label in draw([Path(run) for run in typed.words], Path(output), _warn):
+    for label in draw([Path(run) for run in typed.words], Path(output), warn):
         print(label)
     print(f"→ {output}")
     return OK
@@ -298,10 +268,10 @@ def _completion(words: Sequence[str], started: float) -> int:
     from shoal.experiment import registry
     from shoal.experiment.usage import completion_script
 
-    commands: dict[str, list[type[Any]]] = {"eval": [EvalOptions], "plot": [PlotOptions]}
-    commands |= {name: [] for name in ("train", "algorithms", "completion", "bench")}
+    others: dict[str, list[type[Any]]] = {"plot": [PlotOptions], **commands.options()}
+    others |= {name: [] for name in ("train", "resume", "algorithms", "completion", "bench")}
     algorithms = {name: [Options, Output, registry.load(name).Config] for name in registry.names()}
-    print(completion_script(commands, algorithms))
+    print(completion_script(others, algorithms))
     return OK
 
 
@@ -342,7 +312,7 @@ def _bench_throughput(words: Sequence[str]) -> int:
         print(f"{failure.traceback or ''}shoal: {failure}", file=sys.stderr)
         return ERROR
     if bench.json:
-        _print_json(report)
+        print_json(report)
     else:
         print(
             f"{report['algorithm']} on {report['env']} ({report['runtime']}): "
@@ -360,15 +330,6 @@ def _bench_replay(words: Sequence[str]) -> int:
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
-
-
-def _warn(text: str) -> None:
-    print(f"shoal: {text}", file=sys.stderr)
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    sys.stderr.flush()
-    print(json.dumps(record), flush=True)
 
 
 def _warm(words: Sequence[str]) -> None:

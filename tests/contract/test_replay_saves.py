@@ -11,9 +11,10 @@ from test_programs import TINY
 
 from shoal.algorithms import apex_dqn, impala
 from shoal.errors import UserError
+from shoal.experiment.environments import describe_env
 from shoal.experiment.replay_saves import folder_of, saving_nodes, start_replays
 from shoal.experiment.resuming import plan
-from shoal.experiment.training import describe_env, resume, train
+from shoal.experiment.training import resume, train
 from shoal.loops.wiring import Settings
 from shoal.program import Program
 from shoal.replay import Replay

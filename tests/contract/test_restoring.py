@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_programs import ALGORITHMS, TINY
 
+import shoal
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.experiment.directory import read_weights
-from shoal.experiment.evaluation import evaluate_run
 from shoal.experiment.training import resume, train
 from shoal.types import Columns
 
@@ -62,7 +62,7 @@ def test_what_is_frozen_without_old_weights_stays_as_it_was_made_and_everybody_a
 def test_restored_weights_play_as_the_old_ones_also_in_another_algorithm_and_in_processes(tmp_path: Path) -> None:
     run(tmp_path / "old")
     run(tmp_path / "new", "ppo", updates=1, values=STILL, restore=str(tmp_path / "old"), runtime="local")
-    before, after = (evaluate_run(tmp_path / name, episodes=5, seed=3) for name in ("old", "new"))
+    before, after = (shoal.evaluate(tmp_path / name, episodes=5, seed=3) for name in ("old", "new"))
     assert before.eval_return == after.eval_return
 
 

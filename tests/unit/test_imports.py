@@ -49,10 +49,12 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "algorithms checkpoints config envs errors factories loops nets program replay runtime versions",
         "numpy torch rich matplotlib",
     ),
+    "playing": ("acting envs errors experiment factories loops tree", "numpy gymnasium"),
+    "commands": ("config errors experiment playing", ""),
     "bench": ("acting envs errors experiment loops program replay runtime", "numpy"),
-    "cli": ("bench config errors envs experiment runtime", ""),
+    "cli": ("bench commands config errors envs experiment runtime", ""),
     "__main__": ("cli", ""),
-    "__init__": ("errors experiment runtime", ""),
+    "__init__": ("errors experiment playing runtime", ""),
 }
 ONLY_IN = {"ray": "runtime/ray"}  # packages that one folder alone may import
 

@@ -85,6 +85,7 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
         threshold,
         options=dict(options),
         vectorizer=vectorizer,
+        native_action_space=vector.single_action_space,
         registered=names.registered_by_user(env),
     )
 

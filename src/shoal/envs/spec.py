@@ -34,6 +34,7 @@ class EnvSpec:
     vectorizer: Vectorizer = "auto"
     limit: int | None = None  # episodes are truncated after so many steps, whatever the environment does
     evaluation: EnvSpec | None = None  # the evaluator's own version, where it has other options
+    native_action_space: spaces.Space[Any] | None = None  # as the environment has it: counted from its own start
     registered: registration.EnvSpec | None = None  # what Gymnasium knows of the id only where the user registered it
 
     @property

@@ -59,7 +59,7 @@ class Envs:
         self._vector = vector
         self._seed: int | None = seed
         self._checked = False
-        self._prepare = _action_converter(vector.single_action_space)
+        self._prepare = action_converter(vector.single_action_space)
         leaves = tree.leaf_spaces(self.observation_space, "observation")
         self._only_leaf = np.dtype(leaves["observation"].dtype) if list(leaves) == ["observation"] else None
         self._dtypes = {name: np.dtype(space.dtype) for name, space in leaves.items()}
@@ -183,7 +183,7 @@ class Envs:
         check.check_rows(self.environment, self.count, reward=reward, terminated=terminated, truncated=truncated)
 
 
-def _action_converter(space: Space[Any]) -> Callable[[Array], Array]:
+def action_converter(space: Space[Any]) -> Callable[[Array], Array]:
     """From the action as the policy stores it to the one the environment wants and may do with what it likes."""
     match space:
         case spaces.Discrete() if space.start == 0:

@@ -17,24 +17,6 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """How it is played."""
-
-    episodes: Count = 50
-    """Fresh ones, played greedily."""
-    seed: Whole | None = None
-    """Of the environments; drawn anew when none is given."""
-    env: str | None = None
-    """module:factory or id in place of the recorded one."""
-    network: str | None = None
-    """module:factory in place of the recorded one."""
-    core: str | None = None
-    """module:factory in place of the recorded one."""
-    json: bool = False
-    """Print one JSON object."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlotOptions:
     """What is drawn."""
 

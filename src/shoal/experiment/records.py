@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal import config
+from shoal.envs import EnvSpec
+from shoal.envs.space_records import to_record
 from shoal.errors import UserError
 from shoal.experiment import directory, registry
 from shoal.experiment.registry import Algorithm
 from shoal.factories import folder_of, importable_name, look_in, name_of
 
 
-def record_of(algorithm: str, cfg: Any, kind: str, options: Any) -> dict[str, Any]:
-    """Functions and classes are recorded by name, and with them the folders in which their modules were found."""
+def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str, Any]:
+    """Functions and classes are recorded by name, and with them the folders in which their modules were found. With the
+    spaces a policy can be rebuilt where the environment is not installed."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
     named = {name: importable_name(value) or name_of(value) for name, value in values.items() if callable(value)}
     strings = [value for value in (values | named).values() if isinstance(value, str)]
@@ -28,7 +31,12 @@ def record_of(algorithm: str, cfg: Any, kind: str, options: Any) -> dict[str, An
         "env": name_of(cfg.env),
         "seed": options.seed,
         "preset": values.get("preset", config.NONE),
-        "kind": kind,
+        "kind": env.kind,
+        "spaces": {
+            "observation": to_record(env.observation_space),
+            "action": to_record(env.action_space),
+            "native_action": to_record(env.native_action_space or env.action_space),
+        },
         "config": values | named,
         "folders": sorted({folder for module in modules if (folder := folder_of(module)) is not None}),
         "lost": lost_fields(cfg),
@@ -56,19 +64,17 @@ def lost_note(cfg: Any) -> str | None:
     )
 
 
-def rebuild(path: Path, given: Mapping[str, str]) -> tuple[str, Algorithm, Any]:
-    """The algorithm's name, its module and its config out of a run directory, with values that are `given` now."""
+def rebuild(path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = ()) -> tuple[str, Algorithm, Any]:
+    """The algorithm's name, its module and its config out of a run directory, with values that are `given` now. Fields
+    that are `unneeded` may be names of what cannot be found."""
     record = directory.read_config(path)
     file = path / directory.CONFIG
     folders = record.get("folders", [])
     look_in(folder for folder in (folders if isinstance(folders, list) else []) if isinstance(folder, str))
     values = record["config"] | {"pattern": None} | dict(given)  # patterns are the replay's: playing needs none
     for field in record.get("lost") or []:
-        if values.get(field) is not None and field not in given:
-            raise UserError(
-                f"The {field} of {path}, {record['config'].get(field)}, was not in a module and cannot be imported: "
-                f"put it into one and give {config.option(field)} module:factory."
-            )
+        if values.get(field) is not None and field not in given and field not in unneeded:
+            raise UserError(_lost_sentence(path, record, field))
     algorithm = registry.load(record["algorithm"])
     for field in given:
         if field not in record["config"]:
@@ -79,3 +85,17 @@ def rebuild(path: Path, given: Mapping[str, str]) -> tuple[str, Algorithm, Any]:
     except UserError as error:
         raise UserError(f"{file} cannot be used: {error}") from None
     return record["algorithm"], algorithm, cfg
+
+
+def refuse_lost(path: Path, field: str) -> None:
+    """One sentence where a run's own function or class of this field cannot be found again."""
+    record = directory.read_config(path)
+    if field in (record.get("lost") or []):
+        raise UserError(_lost_sentence(path, record, field))
+
+
+def _lost_sentence(path: Path, record: Mapping[str, Any], field: str) -> str:
+    return (
+        f"The {field} of {path}, {record['config'].get(field)}, was not in a module and cannot be imported: "
+        f"put it into one and give {config.option(field)} module:factory."
+    )

@@ -8,18 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from shoal.checkpoints import Checkpoint, Checkpoints
-from shoal.checkpoints.store import MANIFEST, open_checkpoint
 from shoal.errors import UserError
-from shoal.experiment import directory
 from shoal.experiment.directory import Weights
 from shoal.experiment.ending import WEIGHTS
 from shoal.experiment.options import Options
+from shoal.experiment.saved_weights import find_weights
 from shoal.nets.transfer import freeze, transfer
 from shoal.program import Program
 from shoal.versions import NONE
-
-BEST = ":best"
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,8 @@ def restore(options: Options, policy: Any) -> Restored | None:
     network = getattr(policy, "network", None)  # a policy of the user's own may have none: then the learner finds out
     restored = None
     if options.restore is not None:
-        weights, place = find_weights(options.restore)
-        said = [f"starts with the weights of {place}"]
+        weights, place, run = find_weights(options.restore, f"--restore {options.restore}")
+        said = [f"starts with the weights of {run if place.parent == run else place}"]
         if isinstance(network, nn.Module):
             done = transfer(network, weights, partial=options.restore_partial)
             said += done.lines() if options.restore_partial else []
@@ -66,27 +62,3 @@ def check_fits(policy: Any, weights: Weights, run: Path) -> None:
                 f"The network cannot change when a run goes on: {name} of {run} is {before} and would be {now}. "
                 f"Start a new run with --restore {run} --restore-partial instead."
             )
-
-
-def find_weights(source: str) -> tuple[Weights, str]:
-    """Of RUN, RUN:best, or the folder of one checkpoint; and where they were."""
-    path = Path(source.removesuffix(BEST))
-    if (path / MANIFEST).is_file():
-        if source.endswith(BEST):
-            raise UserError(f"--restore {source} names one checkpoint: leave out {BEST}, or give its run's folder.")
-        return _of_checkpoint(open_checkpoint(path), source)
-    directory.read_config(path)  # says what is wrong where this is no run
-    if not source.endswith(BEST):
-        return directory.read_weights(path), str(path)
-    found, complaints = Checkpoints(path / directory.CHECKPOINTS).best()
-    if found is None:
-        why = complaints[0] if complaints else "it has evaluated none before a checkpoint."
-        raise UserError(f"--restore {source} cannot be used: {why}")
-    return _of_checkpoint(found, source)
-
-
-def _of_checkpoint(found: Checkpoint, source: str) -> tuple[Weights, str]:
-    if "weights" not in found.parts:
-        raise UserError(f"--restore {source} cannot be used: {found.path} holds no weights.")
-    weights: Weights = found.part("weights")
-    return weights, str(found.path)

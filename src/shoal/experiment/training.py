@@ -9,13 +9,14 @@ from typing import Any
 
 from shoal import __version__, config
 from shoal.checkpoints import Checkpoints, RunLock
-from shoal.envs import EnvSpec, describe
+from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import plots, records, registry, view
 from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
 from shoal.experiment.directory import CHECKPOINTS, RunDirectory
 from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
+from shoal.experiment.environments import describe_env
 from shoal.experiment.options import Options, Result, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
@@ -81,10 +82,6 @@ def resumed_experiment(found: Plan, started: float) -> Experiment:
     except BaseException:
         found.resumed.lock.release()
         raise
-
-
-def describe_env(cfg: Any) -> EnvSpec:
-    return describe(cfg.env, vectorizer=getattr(cfg, "vectorizer", "auto"))
 
 
 class Experiment:
@@ -356,7 +353,7 @@ class Experiment:
         ]
 
     def _record(self) -> dict[str, Any]:
-        record = records.record_of(self.name, self.cfg, self.env.kind, self.options)
+        record = records.record_of(self.name, self.cfg, self.env, self.options)
         return record | {"life": self._life()}
 
     # ---- what it came to

@@ -9,8 +9,8 @@ import pytest
 from shoal.algorithms import apex_dqn, impala, ppo, r2d2
 from shoal.errors import UserError
 from shoal.experiment.checks import memory_needs, prepare
+from shoal.experiment.environments import describe_env
 from shoal.experiment.options import Options
-from shoal.experiment.training import describe_env
 
 
 def refusal(page: Any, cfg: Any, **options: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from shoal import factories
+from shoal import envs, factories
 from shoal.algorithms import impala
 from shoal.errors import UserError
 from shoal.experiment import records
@@ -32,7 +32,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def written(path: Path, cfg: Any) -> Path:
     made = RunDirectory.create(str(path), "impala", "x", 0, print)
-    made.write_config(records.record_of("impala", cfg, "classic", Options()))
+    made.write_config(records.record_of("impala", cfg, envs.describe("CartPole-v1"), Options()))
     made.close()
     return path
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import envs
 from shoal.algorithms import impala
 from shoal.checkpoints import Checkpoints, DamagedCheckpoint, RunLock
 from shoal.errors import UserError
@@ -27,7 +28,7 @@ META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 
 def run(tmp_path: Path) -> Path:
     """The directory of a run that was interrupted, with two checkpoints."""
     options = Options(stop_steps=1000, run_dir=str(tmp_path))
-    record = records.record_of("impala", impala.Config(), "classic", options)
+    record = records.record_of("impala", impala.Config(), envs.describe("CartPole-v1"), options)
     (tmp_path / "config.json").write_text(json.dumps(record, default=str))
     store = Checkpoints(tmp_path / "checkpoints")
     for updates in (6, 7):

@@ -19,8 +19,9 @@ from shoal.errors import UserError
 from shoal.experiment import plots
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import Final
+from shoal.experiment.environments import describe_env
 from shoal.experiment.options import Options
-from shoal.experiment.training import Experiment, describe_env, train
+from shoal.experiment.training import Experiment, train
 from shoal.experiment.watching import take_snapshot, user_error
 from shoal.program import NodeDied
 from shoal.runtime import RunFailed, Supervisor

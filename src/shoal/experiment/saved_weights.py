@@ -1,68 +1,50 @@
-"""Playing a trained policy again, from nothing but its run directory."""
+"""Weights in files: of a run, of its best checkpoint, of one checkpoint's folder; and whether they fit a policy."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal import envs
+from shoal.checkpoints import Checkpoint, Checkpoints
+from shoal.checkpoints.store import MANIFEST, open_checkpoint
 from shoal.errors import UserError
-from shoal.experiment import directory, records, registry
+from shoal.experiment import directory
 from shoal.experiment.directory import Weights
-from shoal.experiment.training import describe_env
-from shoal.factories import name_of
-from shoal.loops.evaluator import evaluate
 
-AT_ONCE = 16  # environments stepped together
+BEST = ":best"
 SHOWN = 3  # faults of weights that are told
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    run_dir: str
-    algorithm: str
-    env: str
-    seed: int
-    episodes: int
-    eval_return: float
-    spread: float  # standard deviation over the episodes
-    lowest: float
-    highest: float
+class Found(NamedTuple):
+    weights: Weights
+    place: Path  # of the file or the checkpoint
+    run: Path
 
 
-def evaluate_run(path: Path, episodes: int = 50, seed: int | None = None, **given: str | None) -> Evaluation:
-    """Greedy, fresh episodes; the seed is drawn anew when none is given. Fields of the config that are `given`, such as
-    `env` and `network`, take the place of the recorded ones."""
-    if episodes < 1:
-        raise UserError(f"--episodes {episodes} is too small: give at least 1.")
-    name, algorithm, cfg = records.rebuild(path, {key: value for key, value in given.items() if value is not None})
-    weights = directory.read_weights(path)
-    seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-    spec = describe_env(cfg)
-    policy = algorithm.make_policy(cfg, spec, seed, greedy=True)
-    load_checked(policy, weights, path / directory.WEIGHTS)
-    made = envs.make(spec.for_evaluation(), min(episodes, AT_ONCE), seed=seed)
-    try:
-        returns = evaluate(made, policy, episodes)
-    except envs.EnvFault as fault:
-        raise UserError(str(fault)) from fault
-    finally:
-        made.close()
-    return Evaluation(
-        run_dir=str(path),
-        algorithm=registry.short_name(name),
-        env=name_of(cfg.env),
-        seed=seed,
-        episodes=episodes,
-        eval_return=float(np.mean(returns)),
-        spread=float(np.std(returns)),
-        lowest=float(np.min(returns)),
-        highest=float(np.max(returns)),
-    )
+def find_weights(source: str, asked: str = "") -> Found:
+    """Of RUN, RUN:best, or the folder of one checkpoint. `asked` is how the user named it, for sentences."""
+    asked = asked or source
+    path = Path(source.removesuffix(BEST))
+    if (path / MANIFEST).is_file():
+        if source.endswith(BEST):
+            raise UserError(f"{asked} names one checkpoint: leave out {BEST}, or give its run's folder.")
+        return _of_checkpoint(open_checkpoint(path), asked, path.absolute().parent.parent)
+    directory.read_config(path)  # says what is wrong where this is no run
+    if not source.endswith(BEST):
+        return Found(directory.read_weights(path), path / directory.WEIGHTS, path)
+    found, complaints = Checkpoints(path / directory.CHECKPOINTS).best()
+    if found is None:
+        why = complaints[0] if complaints else "it has evaluated none before a checkpoint."
+        raise UserError(f"{asked} cannot be used: {why}")
+    return _of_checkpoint(found, asked, path)
+
+
+def _of_checkpoint(found: Checkpoint, asked: str, run: Path) -> Found:
+    if "weights" not in found.parts:
+        raise UserError(f"{asked} cannot be used: {found.path} holds no weights.")
+    return Found(found.part("weights"), found.path, run)
 
 
 def load_checked(policy: Any, weights: Weights, path: Path) -> None:

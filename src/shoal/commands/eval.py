@@ -1,0 +1,52 @@
+"""`shoal eval`: play a trained policy again, from its run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.commands.common import OK, one_run, parse, print_json
+from shoal.config import Count, Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """How it is played."""
+
+    episodes: Count = 50
+    """Fresh ones, played greedily."""
+    seed: Whole | None = None
+    """Of the environments; drawn anew when none is given."""
+    env: str | None = None
+    """module:factory or id in place of the recorded one."""
+    network: str | None = None
+    """module:factory in place of the recorded one."""
+    core: str | None = None
+    """module:factory in place of the recorded one."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+OPTIONS = (EvalOptions,)
+
+
+def run(words: Sequence[str]) -> int:
+    description = "Play a trained policy again, from its run directory (RUN), its best checkpoint (RUN:best) or one."
+    typed = parse(words, "shoal eval", description, EvalOptions, "RUN")
+    options: EvalOptions = typed.make(EvalOptions)
+    source = one_run(typed, "shoal eval")
+    from shoal.experiment.view import amount
+    from shoal.playing import evaluate
+
+    given = {name: getattr(options, name) for name in ("episodes", "env", "seed", "network", "core")}
+    found = evaluate(source, **given)
+    if options.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print(
+            f"{found.algorithm} on {found.env}: {amount(found.eval_return, found.spread)} over "
+            f"{found.episodes} fresh greedy episodes (lowest {amount(found.lowest)}, highest {amount(found.highest)}, "
+            f"seed {found.seed})"
+        )
+    return OK

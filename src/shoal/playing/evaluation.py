@@ -1,0 +1,114 @@
+"""Playing fresh episodes with a trained policy, from nothing but its run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal import envs, tree
+from shoal.envs import Environment
+from shoal.errors import UserError
+from shoal.experiment import records
+from shoal.experiment.environments import describe_env
+from shoal.factories import name_of
+from shoal.loops.evaluator import evaluate as play
+from shoal.playing.policy import TrainedPolicy, load
+
+AT_ONCE = 16  # environments stepped together
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    run_dir: str
+    algorithm: str
+    env: str
+    seed: int
+    episodes: int
+    eval_return: float
+    spread: float  # standard deviation over the episodes
+    lowest: float
+    highest: float
+    returns: tuple[float, ...] = dataclasses.field(repr=False)
+
+
+def evaluate(
+    source: TrainedPolicy | str | os.PathLike[str],
+    *,
+    episodes: int = 50,
+    env: Environment | None = None,
+    seed: int | None = None,
+    network: Any = None,
+    core: Any = None,
+) -> Evaluation:
+    """Greedy, fresh episodes of a policy or a run; the seed is drawn anew when none is given.
+
+    Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function.
+    """
+    if episodes < 1:
+        raise UserError(f"--episodes {episodes} is too small: give at least 1.")
+    policy = source if isinstance(source, TrainedPolicy) else load(source, network=network, core=core)
+    seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    cfg = environment_config(policy, env)
+    made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed)
+    try:
+        returns = play(made, policy._greedy, episodes)
+    except envs.EnvFault as fault:
+        raise UserError(str(fault)) from fault
+    finally:
+        made.close()
+    return Evaluation(
+        run_dir=str(policy.run),
+        algorithm=policy.algorithm,
+        env=name_of(cfg.env),
+        seed=seed,
+        episodes=episodes,
+        eval_return=float(np.mean(returns)),
+        spread=float(np.std(returns)),
+        lowest=float(np.min(returns)),
+        highest=float(np.max(returns)),
+        returns=tuple(returns),
+    )
+
+
+def environment_config(policy: TrainedPolicy, env: Environment | None) -> Any:
+    """The policy's config with the environment in which it is to play."""
+    if env is None:
+        records.refuse_lost(policy.run, "env")
+        return policy.config
+    return dataclasses.replace(policy.config, env=env)
+
+
+def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:
+    """The environment's description, whose spaces are those that the policy was trained on."""
+    spec = describe_env(cfg)
+    for what, found, trained in (
+        ("observations", spec.observation_space, policy.observation_space),
+        ("actions", spec.native_action_space or spec.action_space, policy.action_space),
+    ):
+        if _layout(found) != _layout(trained):
+            raise UserError(
+                f"{name_of(cfg.env)} has the {what} {_shown(found)}, and the policy of {policy.run} was trained on "
+                f"{_shown(trained)}."
+            )
+    return spec
+
+
+def _layout(space: Any) -> Any:
+    """What a network depends on; bounds may differ."""
+    leaves = tree.leaf_spaces(space, "space")
+    return {name: (type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None)) for name, leaf in leaves.items()}
+
+
+def _shown(space: Any) -> str:
+    leaves = tree.leaf_spaces(space)
+    told = [f"{name} {_leaf(leaf)}".strip() for name, leaf in leaves.items()]
+    return ", ".join(told)
+
+
+def _leaf(space: Any) -> str:
+    """Without bounds, which fill lines."""
+    return f"{space.dtype} {list(space.shape)}" if type(space).__name__ == "Box" else str(space)

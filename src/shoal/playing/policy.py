@@ -1,0 +1,202 @@
+"""A trained policy out of a run directory: observations in, actions as the environment takes them out.
+
+Nothing of the training machinery is needed for it, nor the environment: spaces are recorded with the run.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from shoal.acting import PerEnvironment, Policy, zero_where
+from shoal.acting.policy import LAST_REWARD
+from shoal.envs.space_records import from_record
+from shoal.envs.vector import action_converter
+from shoal.errors import UserError
+from shoal.experiment import directory, records, registry
+from shoal.experiment.environments import describe_env
+from shoal.experiment.saved_weights import find_weights, load_checked
+from shoal.playing.observations import Observations
+from shoal.types import Array, Columns
+
+RANDOM_ROWS = "random_rows"  # of a policy's state: uniform actions with which a run began
+
+
+class Description(NamedTuple):
+    """What is known of the environment without making it."""
+
+    observation_space: Space[Any]
+    action_space: Space[Any]  # as networks have it
+    native_action_space: Space[Any]  # as the environment has it
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    seed: int | None = None,
+    network: Any = None,
+    core: Any = None,
+) -> TrainedPolicy:
+    """The policy of a run (`runs/NAME`), of its best checkpoint (`runs/NAME:best`) or of one checkpoint's folder.
+
+    `seed` is that of its exploration; `network` and `core` take the place of the user's own where those cannot be
+    imported by name. Raises `UserError` for what is no run, is damaged, or does not fit the network.
+    """
+    asked = os.fspath(source)
+    found = find_weights(asked)
+    given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
+    name, algorithm, cfg = records.rebuild(found.run, given, unneeded=("env",))
+    env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
+    if hasattr(cfg, "acting_device"):
+        cfg = dataclasses.replace(cfg, acting_device=device)
+    seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    made = {explore: algorithm.make_policy(cfg, env, seed, greedy=not explore) for explore in (False, True)}
+    for policy in made.values():
+        load_checked(policy, found.weights, found.place)
+    _begin_with_what_was_learned(made[True])
+    return TrainedPolicy(made[False], made[True], env, registry.short_name(name), cfg, found.run)
+
+
+class TrainedPolicy:
+    """Acts on one observation or on a batch of them.
+
+    A recurrent policy remembers its episode: call `reset()` where a new one begins. Any thread may call it; threads or
+    clients with episodes of their own each take a `copy()`, which shares the network.
+    """
+
+    def __init__(
+        self, greedy: Policy, exploring: Policy, env: Description, algorithm: str, config: Any, run: Path
+    ) -> None:
+        self.observation_space, self.action_space = env.observation_space, env.native_action_space
+        self.algorithm, self.config, self.run = algorithm, config, run
+        self._greedy, self._exploring = greedy, exploring
+        self._observations = Observations(env.observation_space)
+        self._to_environment = action_converter(env.native_action_space)
+        self._scalar = env.native_action_space.shape == ()
+        carried = greedy.initial_state(1)
+        self.recurrent = bool(carried)
+        self.wants_reward = LAST_REWARD in carried
+        self._lock = threading.Lock()
+        self.reset()
+
+    def __repr__(self) -> str:
+        kind = "recurrent policy" if self.recurrent else "policy"
+        return f"<{self.algorithm} {kind} of {self.run}: {self.observation_space} → {self.action_space}>"
+
+    def act(
+        self, observation: Any, *, reward: npt.ArrayLike | None = None, explore: bool = False
+    ) -> int | npt.NDArray[Any]:
+        """The action for one observation as its space says, or actions [B, ...] for a batch [B, ...].
+
+        Greedy, or with the exploration of the run's actors. `reward` is what the last action gave, for a policy that
+        `wants_reward` (R2D2); at the beginning of an episode it is not looked at.
+        """
+        batch, single = self._observations.take(observation)
+        policy = self._exploring if explore else self._greedy
+        if not self.recurrent:
+            first = np.ones(_size(batch), np.bool_)
+            if explore:
+                self._spread(len(first))
+            action, _, _ = policy.act(batch, {}, first)
+        else:
+            with self._lock:
+                action = self._remembering(policy, batch, reward, explore)
+        action = self._to_environment(action)
+        if not single:
+            return action
+        return int(action[0]) if self._scalar else cast(Array, action[0])
+
+    def reset(self, where: npt.ArrayLike | None = None) -> None:
+        """A new episode begins: everywhere, or in those rows of the batch where a mask, bool [B], is true."""
+        if where is None:
+            self._state: Columns | None = None
+            self._first = np.ones(0, np.bool_)
+            return
+        mask = np.asarray(where, np.bool_)
+        if self._state is not None and mask.shape != self._first.shape:
+            raise UserError(f"reset() was given a mask {list(mask.shape)} for a batch of {len(self._first)}.")
+        if self._state is not None:
+            self._first |= mask
+
+    def copy(self) -> TrainedPolicy:
+        """Another one with the same network and an episode of its own."""
+        other = copy.copy(self)
+        other._lock = threading.Lock()
+        other.reset()
+        return other
+
+    def _remembering(self, policy: Policy, batch: Any, reward: npt.ArrayLike | None, explore: bool) -> Array:
+        count = _size(batch)
+        if self._state is None:
+            self._state, self._first = policy.initial_state(count), np.ones(count, np.bool_)
+        elif len(self._first) != count:
+            raise UserError(
+                f"A recurrent policy remembers {len(self._first)} episodes and was given {count} observations: call "
+                "reset() before a batch of another size."
+            )
+        if self.wants_reward:
+            self._state = {**self._state, LAST_REWARD: self._rewards(reward, count)}
+        if explore:
+            self._spread(count)
+        state = zero_where(self._first, self._state)
+        action, self._state, _ = policy.act(batch, state, self._first)
+        self._first = np.zeros(count, np.bool_)
+        return action
+
+    def _rewards(self, reward: npt.ArrayLike | None, count: int) -> Array:
+        if reward is None:
+            if not self._first.all():
+                raise UserError(
+                    f"A policy of {self.algorithm} looks at what its last action gave: call act(observation, "
+                    "reward=…), or reset() where an episode begins."
+                )
+            return np.zeros(count, np.float32)
+        rewards = np.asarray(reward, np.float32).reshape(-1)
+        if rewards.shape != (count,):
+            raise UserError(f"act() was given {len(rewards)} rewards for {count} observations: give one for each.")
+        return rewards
+
+    def _spread(self, count: int) -> None:
+        """Rows explore as the run's environments do, from the first on."""
+        if isinstance(self._exploring, PerEnvironment):
+            environments = getattr(self.config, "actors", 1) * getattr(self.config, "envs_per_actor", 1)
+            self._exploring.set_environments(np.arange(count) % environments)
+
+
+def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:
+    """Of a run's config; None for a run of a version that recorded none."""
+    spaces = record.get("spaces")
+    if spaces is None:
+        return None
+    try:
+        return Description(*(from_record(spaces[name]) for name in ("observation", "action", "native_action")))
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{run / directory.CONFIG} is damaged: its spaces cannot be read.") from None
+
+
+def _spaces_of_environment(run: Path, cfg: Any) -> Description:
+    records.refuse_lost(run, "env")
+    spec = describe_env(cfg)
+    return Description(spec.observation_space, spec.action_space, spec.native_action_space or spec.action_space)
+
+
+def _begin_with_what_was_learned(policy: Any) -> None:
+    """The uniform actions with which a run begins are over."""
+    state = policy.state_dict() if hasattr(policy, "state_dict") else {}
+    if state.get(RANDOM_ROWS):
+        policy.load_state_dict({**state, RANDOM_ROWS: 0})
+
+
+def _size(batch: Any) -> int:
+    while not isinstance(batch, np.ndarray):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch)

@@ -1,0 +1,256 @@
+"""A policy in the user's own program: acts as in training, keeps episodes apart, needs no machinery."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from tests.saved_runs import saved_run
+
+import shoal
+from shoal import envs
+from shoal.acting import zero_where
+from shoal.envs import describing, trial
+from shoal.errors import UserError
+from shoal.experiment import registry
+from shoal.playing import TrainedPolicy
+
+ENVS = {"apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+ALGORITHMS = [(name, {}) for name in registry.names()] + [
+    ("ppo", {"lstm": 8}),
+    ("ppo", {"normalize_observations": True}),
+]
+
+
+class Nested(gymnasium.Env[Any, Any]):
+    """Dict observations with bytes, and actions that are counted from 5."""
+
+    observation_space = spaces.Dict(
+        {"picture": spaces.Box(0, 255, (3, 3), np.uint8), "speed": spaces.Box(-1.0, 1.0, (2,), np.float64)}
+    )
+    action_space = spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in (5, 6, 7)
+        return self.observation_space.sample(), 1.0, False, bool(self.np_random.random() < 0.2), {}
+
+
+def observations(policy: TrainedPolicy, count: int) -> list[Any]:
+    policy.observation_space.seed(3)
+    return [policy.observation_space.sample() for _ in range(count)]
+
+
+@pytest.mark.parametrize(("algorithm", "chosen"), ALGORITHMS)
+def test_it_acts_as_the_evaluators_policy_one_by_one_and_in_batches(
+    algorithm: str, chosen: dict[str, Any], tmp_path: Path
+) -> None:
+    run = saved_run(tmp_path / "run", algorithm, env=ENVS.get(algorithm, "CartPole-v1"), **chosen)
+    policy = shoal.load(run)
+    page, spec = registry.load(algorithm), envs.describe(policy.config.env)
+    judge = page.make_policy(policy.config, spec, 0, greedy=True)
+    judge.load(dict(np.load(run / "weights.npz")))
+    state, first = judge.initial_state(1), np.ones(1, np.bool_)
+    alone, batched = policy.copy(), policy.copy()
+    for seen in observations(policy, 6):
+        if "last_reward" in state:
+            state = {**state, "last_reward": np.zeros(1, np.float32)}
+        expected, state, _ = judge.act(seen[np.newaxis], zero_where(first, state), first)
+        first = np.zeros(1, np.bool_)
+        one, two = alone.act(seen, reward=0.0), batched.act(np.stack([seen, seen]), reward=[0.0, 0.0])
+        np.testing.assert_allclose(one, np.clip(expected[0], -2.0, 2.0), atol=1e-6)
+        np.testing.assert_allclose(two, [one, one], atol=1e-5)
+        assert policy.action_space.contains(one)
+
+
+def test_a_single_discrete_action_is_a_plain_number(tmp_path: Path) -> None:
+    policy = shoal.load(saved_run(tmp_path / "run"))
+    assert type(policy.act([0.1, 0.2, 0.3, 0.4])) is int
+    assert policy.act(np.zeros((3, 4))).shape == (3,)  # type: ignore[union-attr]
+
+
+def test_nested_observations_and_actions_counted_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "describe_apart", describing.describe_here)  # a process would take seconds
+    run = saved_run(tmp_path / "run", env=Nested)
+    record = json.loads((run / "config.json").read_text())
+    assert record["spaces"]["native_action"]["start"] == 5
+    policy = shoal.load(run)
+    (seen,) = observations(policy, 1)
+    assert policy.act(seen) in (5, 6, 7)
+    assert shoal.evaluate(policy, episodes=3, seed=1).episodes == 3
+    with pytest.raises(UserError, match="parts observation/picture, and the policy was trained on"):
+        policy.act({"picture": seen["picture"]})
+    with pytest.raises(UserError, match="not of one size: observation/picture has 2, observation/speed is one"):
+        policy.act({**seen, "picture": np.stack([seen["picture"]] * 2)})
+    with pytest.raises(UserError, match="observation/picture has values that uint8"):
+        policy.act({**seen, "picture": np.full((3, 3), 256)})
+    with pytest.raises(UserError, match="observation/picture is float64: the policy was trained on uint8"):
+        policy.act({**seen, "picture": np.zeros((3, 3))})
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "r2d2"])
+def test_an_episode_is_remembered_until_reset_and_rows_are_reset_apart(algorithm: str, tmp_path: Path) -> None:
+    policy = shoal.load(saved_run(tmp_path / "run", algorithm, env="CartPole-v1", lstm=8))
+    rows = np.stack(observations(policy, 8)).astype(np.float32)
+
+    def state_after(*resets: Any) -> dict[str, Any]:
+        """The recurrent state of a batch of two after two rows, reset as told before the second."""
+        policy.reset()
+        policy.act(rows[:2])
+        for where in resets:
+            policy.reset(where)
+        policy.act(rows[2:4], reward=[0.0, 0.0])
+        return dict(policy._state or {})
+
+    kept, half = state_after(), state_after([True, False])
+    policy.reset()
+    policy.act(rows[2:4])
+    fresh = dict(policy._state or {})
+    name = next(name for name in kept if name not in ("last_action", "last_reward"))
+    assert not np.allclose(kept[name][0], fresh[name][0])
+    np.testing.assert_allclose(half[name][0], fresh[name][0], atol=1e-6)
+    np.testing.assert_allclose(half[name][1], kept[name][1], atol=1e-6)
+    with pytest.raises(UserError, match="remembers 2 episodes and was given 3 observations"):
+        policy.act(rows[:3], reward=[0.0] * 3)
+    with pytest.raises(UserError, match=r"mask \[3\] for a batch of 2"):
+        policy.reset([True] * 3)
+
+
+def test_a_policy_that_looks_at_rewards_asks_for_them(tmp_path: Path) -> None:
+    policy = shoal.load(saved_run(tmp_path / "run", "r2d2"))
+    (seen,) = observations(policy, 1)
+    policy.act(seen)
+    with pytest.raises(UserError, match="looks at what its last action gave"):
+        policy.act(seen)
+    with pytest.raises(UserError, match="2 rewards for 1 observations"):
+        policy.act(seen, reward=[1.0, 2.0])
+    policy.reset()
+    policy.act(seen)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [("impala", "CartPole-v1"), ("apex_dqn", "CartPole-v1"), ("sac", "Pendulum-v1")]
+)
+def test_exploring_differs_greedy_does_not_and_a_seed_repeats_it(algorithm: str, env: str, tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", algorithm, env=env)
+    batch = np.repeat(shoal.load(run).observation_space.sample()[np.newaxis], 400, axis=0)
+
+    def play(seed: int, explore: bool) -> np.ndarray[Any, Any]:
+        return np.asarray(shoal.load(run, seed=seed).act(batch, explore=explore))
+
+    assert (play(1, False) == play(2, False)).all()
+    assert len(np.unique(play(1, True))) > 1
+    assert (play(1, True) == play(1, True)).all()
+    assert (play(1, True) != play(2, True)).any()
+
+
+def test_the_uniform_actions_with_which_a_run_begins_are_over(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", "td3", env="Pendulum-v1", random_steps=10_000, noise=1e-6)
+    policy = shoal.load(run, seed=0)
+    seen = policy.observation_space.sample()
+    np.testing.assert_allclose(policy.act(seen, explore=True), policy.act(seen), atol=1e-3)
+
+
+def test_neither_the_environment_nor_the_machinery_of_training_is_needed(tmp_path: Path) -> None:
+    """In a new process: the environment's module does not exist, and nothing is started."""
+    run = saved_run(tmp_path / "run")
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["env"] = "gone:make"
+    (run / "config.json").write_text(json.dumps(record))
+    program = f"""
+import os, sys, threading, shoal
+policy = shoal.load({str(run)!r})
+policy.act([0.0, 0.0, 0.0, 0.0])
+assert threading.active_count() == 1, threading.enumerate()
+assert not [name for name in sys.modules if name.split(".")[0] == "ray" or name.startswith("shoal.runtime")]
+children = open(f"/proc/self/task/{{os.getpid()}}/children").read()
+assert children == "", children
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(UserError, match="there is no module 'gone'"):
+        shoal.evaluate(run, episodes=1)
+    assert shoal.evaluate(run, episodes=2, env="CartPole-v1").env == "CartPole-v1"
+
+
+def test_threads_with_copies_do_not_disturb_each_other(tmp_path: Path) -> None:
+    policy = shoal.load(saved_run(tmp_path / "run", "ppo", lstm=8))
+    rows = np.stack(observations(policy, 40)).astype(np.float32)
+    found: dict[int, list[Any]] = {}
+
+    def play(number: int) -> None:
+        own = policy.copy()
+        found[number] = [own.act(row) for row in rows]
+
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(actions == found[0] for actions in found.values())
+    assert len(set(found[0])) > 1
+
+
+def test_one_observation_takes_less_than_100_microseconds(tmp_path: Path) -> None:
+    """The built-in network of two layers of 64; the best of many, since others use this machine too."""
+    policy = shoal.load(saved_run(tmp_path / "run", hidden=(64, 64)))
+    seen, best = policy.observation_space.sample(), 1.0
+    for _ in range(30):
+        begun = time.perf_counter()
+        for _ in range(100):
+            policy.act(seen)
+        best = min(best, (time.perf_counter() - begun) / 100)
+    assert best < 100e-6
+
+
+def test_checkpoints_are_loaded_as_runs_are(tmp_path: Path) -> None:
+    from shoal.checkpoints import Checkpoints
+
+    run, other = saved_run(tmp_path / "run", seed=0), saved_run(tmp_path / "other", seed=5)
+    better = dict(np.load(other / "weights.npz"))
+    store = Checkpoints(run / "checkpoints")
+    store.save({"weights": better}, {})
+    store.save_best({"weights": better}, {})
+    rows = np.stack(observations(shoal.load(run), 50))
+    plain, wanted = (np.asarray(shoal.load(path).act(rows)) for path in (run, other))
+    assert (plain != wanted).any()
+    for source in (
+        f"{run}:best",
+        str(next((run / "checkpoints").glob("0*"))),
+        next((run / "checkpoints").glob("best-*")),
+    ):
+        assert (np.asarray(shoal.load(source).act(rows)) == wanted).all()
+
+
+def test_evaluation_refuses_an_environment_of_other_spaces(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"Acrobot-v1 has the observations float32 \[6\], and the policy of"):
+        shoal.evaluate(run, env="Acrobot-v1", episodes=1)
+    with pytest.raises(UserError, match="--episodes 0 is too small"):
+        shoal.evaluate(run, episodes=0)
+
+
+def test_damaged_spaces_are_one_sentence(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run")
+    whole = json.loads((run / "config.json").read_text())
+    for spaces_ in ({}, 3, {"observation": {"kind": "sphere"}, "action": {}, "native_action": {}}):
+        (run / "config.json").write_text(json.dumps(whole | {"spaces": spaces_}))
+        with pytest.raises(UserError, match="its spaces cannot be read"):
+            shoal.load(run)
+    (run / "config.json").write_text(json.dumps(whole | {"spaces": None}))  # of an earlier version
+    assert shoal.load(run).observation_space.shape == (4,)
