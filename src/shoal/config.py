@@ -79,6 +79,8 @@ Share = Annotated[float, Between(0, 1)]
 Widths = Annotated[tuple[int, ...], LayerWidths()]
 Seconds = Annotated[float, Between(0, 1e6)]
 Threads = Annotated[int, Between(1, 1024)]
+Episodes = Annotated[int, Between(1, 1_000_000)]  # of one evaluation
+Seed = Annotated[int, Between(0, 2**32 - 1)]  # what every generator takes
 Limit = AtLeast | Above | Between | LayerWidths
 
 
@@ -166,11 +168,11 @@ def validate(config: Any) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{shown} is not a finite number: give one.")
         parts = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(part, int) and abs(part) > LARGEST for part in parts):
-            raise UserError(f"{shown} is too large: give at most {LARGEST}.")
         for limit in _limits(hint):
             if (fault := limit.fault(value)) is not None:
                 raise UserError(f"{shown} {fault}")
+        if any(isinstance(part, int) and abs(part) > LARGEST for part in parts):
+            raise UserError(f"{shown} is too large: give at most {LARGEST}.")
         if (choices := _choices(hint)) and value not in choices:
             raise UserError(unknown(option(field.name), value, choices))
     _check_sizes(config)

@@ -48,6 +48,7 @@ FILES: dict[str, str] = {
     "envs_init.py": ENV + "    def __init__(self):\n        raise ValueError('no such map')\n",
     "envs_spaces.py": "import gymnasium\nclass Env(gymnasium.Env):\n    pass\n",
     "envs_exit.py": ENV + "    def __init__(self):\n        os._exit(0)\n",
+    "envs_exit_by_interrupt.py": ENV + "    def step(self, action):\n        raise KeyboardInterrupt\n",
     "envs_reset.py": ENV + RESET + "np.zeros(3, np.float32)\n",
     "envs_shape.py": ENV + RESET + "np.zeros(4, np.float32), {}\n",
     "envs_nan.py": ENV + STEP + "np.full(3, np.nan, np.float32), 0.0, False, False, {}\n",

@@ -43,7 +43,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "device a number": (train(device=0), "--device 0 is no such value: give a name."),
     "seed a string": (train(options={"seed": "1"}), "--seed '1' is no such value: give a whole number."),
     "seed negative": (train(options={"seed": -1}), "--seed -1 is out of range"),
-    "seed huge": (train(options={"seed": 10**23}), "--seed 100000000000000000000000 is too large"),
+    "seed huge": (
+        train(options={"seed": 10**23}),
+        "--seed 100000000000000000000000 is out of range: give a number from 0 to 4294967295.",
+    ),
     "runtime unknown": (train(options={"runtime": "threads"}), "--runtime threads is not known"),
     "stop_steps a string": (train(options={"stop_steps": "1e5"}), "--stop-steps '1e5' is no such value"),
     "stop_return nan": (train(options={"stop_return": math.nan}), "--stop-return nan is not a finite number"),
@@ -73,7 +76,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         train(apex_dqn, pattern=lambda cfg: rollout(4)),
         "--pattern <lambda> makes sequences, and the learner reads transitions",
     ),
-    "actions that do not fit": (train(sac, env="CartPole-v1"), "needs a Box of floats as action space"),
+    "actions that do not fit": (
+        train(sac, env="CartPole-v1"),
+        "The action space must be a Box of floats, not Discrete(2)",
+    ),
     "a config that is none": (lambda: shoal.train(3), "train() needs an algorithm's config"),
     "a config class": (lambda: shoal.train(impala.Config), "train() needs an algorithm's config"),
     "an algorithm's name": (lambda: shoal.train("impala"), "train() needs an algorithm's config"),

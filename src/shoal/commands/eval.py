@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.commands.common import OK, one_run, parse, print_json
-from shoal.config import Count, Whole
+from shoal.config import Episodes, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
     """How it is played."""
 
-    episodes: Count = 50
+    episodes: Episodes = 50
     """Fresh ones, played greedily."""
-    seed: Whole | None = None
+    seed: Seed | None = None
     """Of the environments; drawn anew when none is given."""
     env: str | None = None
     """module:factory or id in place of the recorded one."""

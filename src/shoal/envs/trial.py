@@ -16,6 +16,7 @@ from typing import BinaryIO
 import cloudpickle
 
 from shoal.envs.describing import describe_here
+from shoal.envs.faults import what_was_raised
 from shoal.envs.names import Environment, name_of
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.errors import UserError
@@ -108,6 +109,8 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
             found = describe_here(*asked)
         except UserError as error:
             found = str(error)
+        except KeyboardInterrupt as error:  # its own: nobody's Ctrl-C comes here
+            found = f"{name_of(asked[0])} could not be used: {what_was_raised(error)}."
     answer.write(cloudpickle.dumps(found))
     answer.close()
     sys.stdout.flush()

@@ -175,7 +175,7 @@ class Checkpointer:
         """Once, until another one comes."""
         if self._failure is not None and self._failure.partition(": ")[2] != self._told:
             self._told = self._failure.partition(": ")[2]
-            self._note(f"{self._failure}; the ones before are as they were, and training goes on")
+            self._note(f"{self._failure}; those before are as they were")
 
 
 def as_parts(states: States, meta: dict[str, Any]) -> tuple[States, dict[str, Any]]:

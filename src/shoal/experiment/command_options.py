@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.config import Count, Positive, Whole
+from shoal.config import Count, Positive, Seed
 from shoal.experiment.options import Runtime
 
 
@@ -35,7 +35,7 @@ class BenchOptions:
     runtime: Runtime = "local"
     ray_address: str | None = None
     """Of a running Ray cluster."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Of the run; every node derives its own."""
     json: bool = False
     """The last line of stdout is one JSON object."""

@@ -43,7 +43,6 @@ class RunDirectory:
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path = path
         self._warn = warn
-        self._warned = False
         self._metrics: IO[str] | None = None
 
     @staticmethod
@@ -88,14 +87,14 @@ class RunDirectory:
         self._write_json(CONFIG, {**record, "versions": versions(), "git": git_revision()})
 
     def write_row(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Append to the metrics. A full disk must not end a run: one warning, and training goes on."""
+        """Append to the metrics. A full disk must not end a run: one warning, and it goes on without."""
         if self._metrics is None:
             return
         try:
             self._metrics.write(json.dumps(_finite({"kind": kind, **row})) + "\n")
             self._metrics.flush()
         except OSError as error:
-            self._complain(f"metrics are no longer written ({error.strerror}); training goes on")
+            self._warn(f"{self.path}: metrics are no longer written ({error.strerror})")
             self._close_metrics()
 
     def write_weights(self, weights: Weights) -> None:
@@ -125,12 +124,7 @@ class RunDirectory:
             with _Replacing(self.path / name) as file:
                 file.write((json.dumps(_finite(record), indent=2, default=str) + "\n").encode())
         except OSError as error:
-            self._complain(f"{name} could not be written ({error.strerror}); the run goes on")
-
-    def _complain(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(f"{self.path}: {text}")
+            self._warn(f"{self.path}: {name} could not be written ({error.strerror})")
 
     def _close_metrics(self) -> None:
         if self._metrics is not None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from shoal import config
-from shoal.config import Amount, Between, Count, Seconds, Whole
+from shoal.config import Amount, Count, Episodes, Positive, Seconds, Seed, Whole
 from shoal.errors import UserError
 
 Runtime = Literal["local", "inline", "ray"]
-Seed = Annotated[int, Between(0, 2**32 - 1)]  # what every generator takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class Options:
     stop_return: float | None = None  # stop when 50 fresh evaluation episodes confirm this mean return
     stop_steps: Count | None = None  # stop after so many environment steps
     stop_updates: Count | None = None  # stop after exactly so many learner updates
-    stop_seconds: Amount | None = None  # stop after so many seconds of training, from the first actor step
+    stop_seconds: Positive | None = None  # stop after so many seconds of training, from the first actor step
     run_dir: str | None = None  # default: a new folder in runs/
     hang_seconds: Amount = 30.0  # after which a node that stands still is told of and replaced; 0: never
     max_failures: Whole = 5  # restarts of one node in a row before the run gives up
@@ -37,7 +36,7 @@ class Options:
     restore_partial: bool = False  # load what fits of them, and tell what does not
     freeze: str | None = None  # names or patterns of parameters that are not trained, such as torso or "torso.*"
     eval_every: Seconds = 0.5  # seconds from one evaluation to the next
-    eval_episodes: Count = 10  # per evaluation
+    eval_episodes: Episodes = 10  # per evaluation
 
     def check(self) -> None:
         config.validate(self)

@@ -32,6 +32,7 @@ class Run:
     algorithm: str
     settings: Mapping[str, Any]
     target: float | None
+    virtual: bool  # so are its seconds, which have nothing to do with those of a clock
     rows: Rows
 
 
@@ -110,12 +111,14 @@ def _read_run(path: Path) -> Run:
     if rows and not usable:
         raise UserError(f"{path / directory.METRICS} is damaged: no evaluation in it has {', '.join(COLUMNS)}.")
     options = record.get("options")
-    target = options.get("stop_return") if isinstance(options, dict) else None
+    options = options if isinstance(options, dict) else {}
+    target, runtime = options.get("stop_return"), options.get("runtime", "local")
     settings = {name: value for name, value in record["config"].items() if name not in NAMED_APART}
     return Run(
         task=record["env"],
         algorithm=registry.short_name(record["algorithm"]),
-        settings=settings,
+        settings={**settings, "runtime": runtime},
+        virtual=runtime == "inline",
         target=target if isinstance(target, int | float) else None,
         rows=usable,
     )
@@ -150,7 +153,8 @@ def _text(value: Any) -> str:
 
 def _draw_panel(figure: Any, task: str, curves: Sequence[Curve]) -> None:
     for axes, (column, name) in zip(figure.subplots(1, 2, sharey=True), AXES):
-        for curve in curves:
+        drawn_here, name = on_axis(curves, column, name)
+        for curve in drawn_here:
             runs = [run.rows for run in curve.runs]
             x, mean, low, high = over_seeds(runs, column)
             seeds = f" (mean and spread of {len(runs)} runs)" if len(runs) > 1 else ""
@@ -170,6 +174,14 @@ def _draw_panel(figure: Any, task: str, curves: Sequence[Curve]) -> None:
     figure.axes[0].set_ylabel("evaluated return")
     figure.suptitle(task, fontsize="medium", x=0.01, ha="left")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", frameon=False)
+
+
+def on_axis(curves: Sequence[Curve], column: str, name: str) -> tuple[Sequence[Curve], str]:
+    """The curves that have a place on an axis, and its name: virtual seconds do not stand beside real ones."""
+    real = [curve for curve in curves if not any(run.virtual for run in curve.runs)]
+    if column != "seconds" or len(real) == len(curves):
+        return curves, name
+    return (real, name) if real else (curves, f"virtual {name}")
 
 
 def short_number(value: float) -> str:

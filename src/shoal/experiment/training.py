@@ -151,9 +151,9 @@ class Experiment:
                 on_hang=lambda hang: self._hung(hang, directory, display),
                 interrupted=lambda: interrupts.asked,
             )
-            display.begin(self._begin_lines(directory))
             try:
-                program = self._program(display)
+                program, told = self._program()
+                display.begin([*self._begin_lines(directory), *told])
                 run = launch(
                     program, options.runtime, seed=self._seed(), supervisor=supervisor, ray_address=options.ray_address
                 )
@@ -176,11 +176,14 @@ class Experiment:
             if failure is not None and self._never_began(failure):
                 self._discard(directory)
                 raise UserError(user_error(failure))
+            unsaved = self._save_weights(directory, final)
+            if unsaved is not None:
+                final = dataclasses.replace(final, weights={})
             result = self._result(stopped_by, final, directory, supervisor)
-            saved = self._save(directory, final, result, failure)
+            self._save_summary(directory, result, failure or unsaved)
             if failure is not None and (sentence := user_error(failure)) is not None:
                 raise UserError(sentence)
-            return result, saved
+            return result, failure or unsaved
 
     def _never_began(self, failure: Exception) -> bool:
         """Whether it was a mistake of the user's that showed before anything was learned."""
@@ -197,16 +200,17 @@ class Experiment:
             frozen=options.freeze,
         )
 
-    def _program(self, display: view.View) -> Program:
+    def _program(self) -> tuple[Program, list[str]]:
+        """The program, and what the user should know of how it begins."""
         program: Program = self.algorithm.program(self.cfg, self.env, self._settings())
         if self.restored is not None:
             self.restored.start(program)
-        if self.resumed is not None:
-            unplaced = start_program(program, self.resumed.parts)
-            start_replays(program, self.resumed.path, self.resumed.meta)
-            if unplaced:
-                display.note(f"there are fewer actors than before: the open episodes of {unplaced} are lost")
-        return program
+        if self.resumed is None:
+            return program, []
+        unplaced = start_program(program, self.resumed.parts)
+        start_replays(program, self.resumed.path, self.resumed.meta)
+        lost = f"there are fewer actors than before: the open episodes of {unplaced} are lost"
+        return program, [lost] if unplaced else []
 
     def _seed(self) -> int:
         """Another one in every life: what has no state to go on with must not repeat what it did."""
@@ -395,21 +399,20 @@ class Experiment:
             return None
         return round(self.first_update - self.started, 3)
 
-    def _save(
-        self, directory: RunDirectory, final: Final, result: Result, failure: Exception | None
-    ) -> Exception | None:
-        if final.weights:
-            try:
+    def _save_weights(self, directory: RunDirectory, final: Final) -> Exception | None:
+        """Why they could not be saved, if so."""
+        try:
+            if final.weights:
                 directory.write_weights(final.weights)
-            except OSError as error:
-                failure = failure or OSError(
-                    error.errno, f"the final weights could not be saved in {directory.path}: {error.strerror}"
-                )
+        except OSError as error:
+            return OSError(f"the final weights could not be saved in {directory.path}: {error.strerror}")
+        return None
+
+    def _save_summary(self, directory: RunDirectory, result: Result, failure: Exception | None) -> None:
         record = result.as_dict() | {"times": self.progress.mean_times(), "life": self._life()}
         directory.write_summary(record if failure is None else record | {"error": str(failure)})
         directory.close()
         plots.write_curve(directory.path)
-        return failure
 
 
 def _below(traceback: str | None) -> str:

@@ -75,10 +75,11 @@ class Lines:
         self._next = time.monotonic() + LINE_EVERY / 2
 
     def update(self, progress: Progress) -> None:
-        if time.monotonic() >= self._next and progress.counts:
-            pause = min(max(LINE_EVERY, progress.elapsed / 30), LINE_AT_LEAST_EVERY)
-            self._next = time.monotonic() + pause
-            self.note(line(progress))
+        if time.monotonic() < self._next or not (progress.counts or progress.elapsed >= NO_NEWS):
+            return
+        pause = min(max(LINE_EVERY, progress.elapsed / 30), LINE_AT_LEAST_EVERY) if progress.counts else NO_NEWS
+        self._next = time.monotonic() + pause
+        self.note(line(progress))
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -133,6 +134,8 @@ def many(count: int, noun: str) -> str:
 
 def line(progress: Progress) -> str:
     """The state of a run on one line."""
+    if not progress.counts:
+        return f"{progress.elapsed:6.1f} s · no step yet: the nodes are starting"
     parts = [
         f"{progress.elapsed:6.1f} s",
         f"{progress.count('env_steps'):,} steps",
@@ -253,5 +256,6 @@ def summary(result: Result) -> list[str]:
     lines.append(f"{many(result.restarts, 'restart')}, {many(result.refused_updates, 'update')} refused")
     lines.append(f"bottleneck: {result.bottleneck}")
     lines.append(f"run directory: {result.run_dir}")
-    lines.append(f"play it again: shoal eval {result.run_dir}")
+    if result.saved_version is not None:
+        lines.append(f"play it again: shoal eval {result.run_dir}")
     return lines

@@ -19,6 +19,7 @@ from shoal.types import Columns
 from shoal.versions import NONE, number
 
 MOST_OF_TIME = 0.2  # that judging may take: long episodes are judged less often
+AT_ONCE = 32  # environments that are played together; more episodes are played in rounds
 CONFIRM = 50  # fresh episodes before a run may say `reached`
 
 

@@ -14,7 +14,7 @@ from shoal.acting import Policy
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
-from shoal.loops.evaluator import Evaluator
+from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.learner import Learner, LearnerLoop
 from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
@@ -267,7 +267,8 @@ class Wiring:
         settings, cfg = self.settings, self.cfg
         if not settings.evaluate:
             return
-        build: Any = partial(make_envs, self.env.for_evaluation(), settings.eval_episodes, cfg.vectorizer)
+        at_once = min(settings.eval_episodes, AT_ONCE)
+        build: Any = partial(make_envs, self.env.for_evaluation(), at_once, cfg.vectorizer)
         policy: Any = partial(make_policy, cfg, self.env, greedy=True)
         self.program.add(
             "evaluator",

@@ -16,8 +16,8 @@ from shoal.loops.actor import EnvRunner
 from shoal.loops.learner import MAX_REFUSED, NonFinite
 from shoal.loops.loop import Loop, RowLoop
 from shoal.nets.transfer import freeze, transfer
-from shoal.nets.weights import export_weights
-from shoal.program import current
+from shoal.nets.weights import export_buffers, export_weights, import_buffers
+from shoal.program import Background, current, futures
 from shoal.services.gradients import GradientServer
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
@@ -69,6 +69,7 @@ class WorkerLoop(RowLoop):
             freeze(self._worker.network, frozen)
         # No row is acted on before the weights it counts for: blocks do not overlap, so that learning is on-policy.
         self._recorder = Recorder(self._worker.policy, self._runner.envs.count, rows, self._learn, overlap=0)
+        self._servers, self._buffers, self._pushing = servers, export_buffers(self._worker.network), Background()
         self._runner.report.lap("starting")
 
     def step(self) -> bool:
@@ -114,7 +115,14 @@ class WorkerLoop(RowLoop):
             report.count("trained_steps", int(np.count_nonzero(block["valid"])))
         waited = measured.pop("waited")
         report.values.update(measured)
+        self._push_buffers()
         report.lap("learning", waited)
+
+    def _push_buffers(self) -> None:
+        """Those that the update has changed; without waiting."""
+        before, self._buffers = self._buffers, export_buffers(self._worker.network)
+        if any(not np.array_equal(before[name], value) for name, value in self._buffers.items()):
+            self._pushing.add(futures(self._servers[0]).push_buffers(current().name, self._buffers))
 
 
 def _last(column: Array, name: str, following: Columns) -> Array:
@@ -144,6 +152,7 @@ class Publisher(Loop):
             transfer(self._network, old["weights"], partial=old["partial"])
         self._gradients = optim.Remote(self._network.parameters(), servers, initialise=True)
         self._servers = servers
+        self._buffered = bool(export_buffers(self._network))
         self._weights = weights
         self._publish_every, self._max_updates = publish_every, max_updates
         self._reporter = Reporter(metrics)
@@ -182,6 +191,7 @@ class Publisher(Loop):
         self._counted = dict(state["counted"])
 
     def _publish(self) -> None:
+        import_buffers(self._network, self._servers[0].mean_buffers() if self._buffered else {})
         self._weights.publish(export_weights(self._network), make_version(current().restarts, self._gradients.version))
 
     def _count(self) -> None:

@@ -44,9 +44,12 @@ class ActionUnits(nn.Module):
     def __init__(self, space: spaces.Space[Any]) -> None:
         super().__init__()
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-            raise UserError(f"A deterministic policy needs a Box of floats as action space, not {space}.")
+            raise UserError(
+                f"The action space must be a Box of floats, not {space}: take an algorithm for such actions, such as "
+                "impala, ppo, apex_dqn or r2d2."
+            )
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all() and (space.high > space.low).all()):
-            raise UserError(f"A deterministic policy needs finite bounds for every action; {space} has not.")
+            raise UserError(f"Every action needs finite bounds, and {space} has not.")
         low, high = (torch.from_numpy(bound.flatten()).double() for bound in (space.low, space.high))
         self.shape = space.shape
         self.size = math.prod(space.shape)

@@ -56,6 +56,21 @@ def export_weights(network: nn.Module) -> Columns:
     return {name: np.array(tensor.cpu().numpy(), order="C") for name, tensor in named_tensors(network).items()}
 
 
+def export_buffers(network: nn.Module) -> Columns:
+    """Copies of the persistent buffers, which nobody's gradient changes."""
+    learned = dict(network.named_parameters())
+    tensors = named_tensors(network).items()
+    return {name: np.array(tensor.cpu().numpy(), order="C") for name, tensor in tensors if name not in learned}
+
+
+@torch.no_grad()
+def import_buffers(network: nn.Module, buffers: Arrays) -> None:
+    """Copy some of the persistent buffers into a network."""
+    tensors = named_tensors(network)
+    for name, value in buffers.items():
+        tensors[name].copy_(torch.from_numpy(value))
+
+
 @torch.no_grad()
 def import_weights(network: nn.Module, weights: Arrays) -> None:
     """Copy weights into a network's tensors."""

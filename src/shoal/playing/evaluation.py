@@ -15,10 +15,9 @@ from shoal.errors import UserError
 from shoal.experiment import records
 from shoal.experiment.environments import describe_env
 from shoal.factories import name_of
+from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.evaluator import evaluate as play
 from shoal.playing.policy import TrainedPolicy, load
-
-AT_ONCE = 16  # environments stepped together
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ class InlineRun:
                     steps += 1
                     self.baton.yield_turn()
                 self._told.append(Finished(node.name))
-            except (Exception, SystemExit) as error:  # an environment may call sys.exit
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # an environment may raise anything
                 target = self._targets.pop(node.name, None)
                 host.close_quietly(target)
                 self._gone.add(node.name)

@@ -72,6 +72,7 @@ class GradientServer:
         self._pending: dict[tuple[str, int], tuple[FlatArray, float]] = {}
         self._last: dict[str, tuple[int, bool]] = {}  # worker -> its last sequence number and whether it was accepted
         self._counts: Counter[str] = Counter()
+        self._buffers: dict[str, dict[str, npt.NDArray[Any]]] = {}  # of each worker's network
         self._closed = False
 
     # ---- what workers call
@@ -115,6 +116,17 @@ class GradientServer:
                 self._wait_for_round(version)
             return self._answer(accepted)
 
+    def push_buffers(self, worker: str, named: Mapping[str, npt.NDArray[Any]]) -> None:
+        """What a worker's network measures while it is trained, such as the running statistics of batch norm."""
+        with self._changed:
+            self._buffers[worker] = {name: np.array(value) for name, value in named.items()}
+
+    def mean_buffers(self) -> dict[str, npt.NDArray[Any]]:
+        """The mean over workers of what they have pushed; of whole numbers, which count, the highest."""
+        with self._changed:
+            pushed = list(self._buffers.values())
+        return {name: _together([one[name] for one in pushed]) for name in (pushed[0] if pushed else ())}
+
     def statistics(self) -> dict[str, int]:
         """The version, and counts since the start: gradients (that came, repeats apart), staleness (summed over them),
         stale and not_finite (refused for it), not_finite_in_a_row, repeated, short_rounds."""
@@ -135,6 +147,7 @@ class GradientServer:
                 "counts": dict(self._counts),
                 "last": {worker: list(last) for worker, last in self._last.items()},
                 "pending": [[*key, taken.copy(), weight] for key, (taken, weight) in self._pending.items()],
+                "buffers": self._buffers,
             }
             if self._version != NONE:
                 state |= {"parameters": self._parameters.copy(), "optimizer": as_arrays(self._optimizer.state_dict())}
@@ -157,6 +170,7 @@ class GradientServer:
                 (worker, int(number)): (np.array(taken, np.float32), float(weight))
                 for worker, number, taken, weight in state["pending"]
             }
+            self._buffers = copy.deepcopy(dict(state.get("buffers", {})))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -312,6 +326,13 @@ class GradientClient:
             if answer is not None:
                 np.copyto(self.parameters[part], answer.parameters)
                 self.versions[index] = answer.version
+
+
+def _together(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    stacked = np.stack(values)
+    if np.issubdtype(stacked.dtype, np.floating):
+        return np.asarray(stacked.mean(axis=0, dtype=np.float64), stacked.dtype)
+    return np.asarray(stacked.max(axis=0))
 
 
 def cut(groups: Sequence[int], parts: int) -> list[slice]:

@@ -272,6 +272,15 @@ def test_dropout_and_batch_norm_act_in_evaluation_mode_and_learn_in_training_mod
         assert not torch.equal(module.layers[1].running_mean, statistics)
 
 
+def test_what_batch_norm_has_measured_in_the_workers_is_published_with_the_weights() -> None:
+    cfg = small(network=f"{__name__}:make_moody", actors=2)
+    _, weights = finish(cfg, "inline", 12)
+    (count,) = (value for name, value in weights.items() if name.endswith("num_batches_tracked"))
+    (mean,) = (value for name, value in weights.items() if name.endswith("running_mean"))
+    assert count >= 4, "each of the two workers has made about half of the updates"
+    assert np.all(mean != 0.0)
+
+
 # ---- programs -------------------------------------------------------------------------------------------------------
 
 

@@ -11,9 +11,10 @@ from shoal.errors import UserError
 from shoal.experiment import directory, plots
 
 
-def run(path: Path, returns: list[float], env: str = "CartPole-v1", **config: object) -> Path:
+def run(path: Path, returns: list[float], env: str = "CartPole-v1", runtime: str = "local", **config: object) -> Path:
     made = directory.RunDirectory.create(str(path), "impala", env, 0, print)
-    made.write_config({"algorithm": "impala", "config": config, "env": env, "options": {"stop_return": 475.0}})
+    options = {"stop_return": 475.0, "runtime": runtime}
+    made.write_config({"algorithm": "impala", "config": config, "env": env, "options": options})
     for index, value in enumerate(returns):
         row = {"eval_return": value, "spread": 1.0, "env_steps": index * 100, "seconds": index * 0.5}
         made.write_row("evaluation", row)
@@ -65,6 +66,16 @@ def test_runs_of_different_settings_are_curves_of_their_own_that_say_what_differ
         ("impala: hidden 64 64", 1),
         ("impala: hidden 8", 2),
     ]
+
+
+def test_virtual_seconds_are_not_drawn_among_real_ones(tmp_path: Path) -> None:
+    paths = [run(tmp_path / runtime, [1.0, 2.0], runtime=runtime) for runtime in ("local", "inline", "ray")]
+    (curves,) = plots.panels_of(plots.read_runs(paths, print)).values()
+    assert [curve.label for curve in curves] == [f"impala: runtime {name}" for name in ("local", "inline", "ray")]
+    assert plots.on_axis(curves, "env_steps", "steps") == (curves, "steps")
+    assert plots.on_axis(curves, "seconds", "seconds") == ([curves[0], curves[2]], "seconds")
+    assert plots.on_axis(curves[1:2], "seconds", "seconds") == (curves[1:2], "virtual seconds")
+    assert len(plots.draw(paths, tmp_path / "curve.png")) == 3
 
 
 def test_every_task_has_a_panel(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -124,6 +125,17 @@ def test_the_panel_and_the_line_show_returns_rates_times_and_troubles() -> None:
     line = view.line(progress)
     for text in ("2,000 steps/s", "eval 321.5", "staleness 1.5", "restarts 2"):
         assert text in line
+
+
+def test_a_start_that_takes_long_is_told() -> None:
+    stream, progress = io.StringIO(), Progress()
+    lines = view.Lines(stream)
+    lines.update(progress)
+    assert stream.getvalue() == ""
+    progress.pass_time(6.0)
+    lines.update(progress)
+    lines.update(progress)
+    assert stream.getvalue() == "   6.0 s · no step yet: the nodes are starting\n"
 
 
 def test_a_rate_is_counted_from_one_report_to_another() -> None:

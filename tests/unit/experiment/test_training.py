@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -18,13 +19,14 @@ from shoal.cli import main
 from shoal.errors import UserError
 from shoal.experiment import plots
 from shoal.experiment.directory import RunDirectory
-from shoal.experiment.ending import Final
+from shoal.experiment.ending import METRICS, Final
 from shoal.experiment.environments import describe_env
 from shoal.experiment.options import Options
 from shoal.experiment.training import Experiment, train
 from shoal.experiment.watching import take_snapshot, user_error
+from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
-from shoal.runtime import RunFailed, Supervisor
+from shoal.runtime import RunFailed, Supervisor, launch
 from shoal.versions import make_version
 
 
@@ -93,7 +95,29 @@ def test_weights_that_cannot_be_saved_are_a_failure(
     small = ("--envs-per-actor", "4", "--batch", "4", "--queue", "8", "--unroll", "5", "--runtime", "inline")
     code = main(["train", "impala", *small, "--stop-updates", "1", "--run-dir", str(tmp_path / "run")])
     assert code == 1
-    assert "the final weights could not be saved" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert f"shoal: the final weights could not be saved in {tmp_path / 'run'}: No space left on device\n" in told.err
+    assert "play it again" not in told.out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["saved_version"] is None
+
+
+def test_what_is_shown_while_a_run_goes_on_keeps_up_on_a_virtual_clock_too() -> None:
+    cfg = impala.Config(envs_per_actor=4, batch=4, queue=8, unroll=5, hidden=(8,))
+    with launch(impala.program(cfg, describe_env(cfg), Settings(evaluate=False)), "inline") as run:
+        run.wait(0.2)  # a turn takes a thousandth of a second: the learner has had about a hundred
+        counts = run.client(METRICS).snapshot()["counts"]
+    assert counts["learner_steps"] >= 60
+    assert counts["env_steps"] >= 60 * 4 * 5
+
+
+def test_what_a_program_refuses_is_said_before_the_run_is_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "a3c", "--synchronous", "--reduce", "2", "--run-dir", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "shoal: --synchronous makes each step of one gradient per worker: leave out --reduce."
+    ]
+    assert not (tmp_path / "run").exists()
 
 
 class Licensed(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -512,3 +512,17 @@ def test_a_remote_optimizer_goes_on_from_its_state() -> None:
     two.step(nets[1](torch.ones(1, 2)).sum())
     assert two.version == 3
     assert torch.equal(two.flat, torch.from_numpy(server.pull().parameters))  # type: ignore[union-attr]
+
+
+def test_buffers_of_several_workers_are_averaged_and_counts_are_the_highest() -> None:
+    server = GradientServer(rate=0.1)
+    assert server.mean_buffers() == {}
+    server.push_buffers("a", {"mean": np.array([9.0, 9.0], np.float32), "count": np.array(9)})
+    server.push_buffers("a", {"mean": np.array([1.0, 2.0], np.float32), "count": np.array(5)})
+    server.push_buffers("b", {"mean": np.array([3.0, 6.0], np.float32), "count": np.array(3)})
+    again = GradientServer(rate=0.1)
+    again.load_state_dict(server.state_dict())
+    for service in (server, again):
+        found = service.mean_buffers()
+        assert found["mean"].dtype == np.float32
+        assert (found["mean"].tolist(), int(found["count"])) == ([2.0, 4.0], 5)
