@@ -11,7 +11,7 @@ import numpy as np
 from shoal.envs.describing import describe_here
 from shoal.experiment import records, registry
 from shoal.experiment.directory import RunDirectory
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 
 SMALL = {"hidden": (8,), "actor_hidden": (8,), "critic_hidden": (8,), "preset": "none", "stream": 8}
 
@@ -23,7 +23,7 @@ def saved_run(path: Path, algorithm: str = "impala", seed: int = 0, **chosen: An
     cfg = page.Config(**{name: value for name, value in SMALL.items() if name in fields} | chosen)
     env = describe_here(cfg.env, None, "auto", None)
     made = RunDirectory.create(str(path), algorithm, "env", seed, print)
-    made.write_config(records.record_of(algorithm, cfg, env, Options(seed=seed)))
+    made.write_config(records.record_of(algorithm, cfg, env, RunOptions(seed=seed)))
     weights = page.make_policy(cfg, env, seed).state_dict()["weights"]
     random = np.random.default_rng(seed)  # as made, many heads are so small that actions hardly differ
     noisy = {

@@ -22,7 +22,7 @@ from shoal.config import apply_preset, did_you_mean, validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, Typed, peek, read
 from shoal.experiment.command_options import BenchOptions, Output, PlotOptions
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 
 if TYPE_CHECKING:
     from shoal.envs import EnvSpec
@@ -128,10 +128,10 @@ def _train(words: Sequence[str], started: float) -> int:
             raise UserError("--resume auto needs --run-dir: the folder of the run that is started or goes on.")
         if (run_dir / "config.json").is_file():
             return _go_on(run_dir, name, words, started)
-    algorithm, env, config, typed = _configure("train", name, words, Options, Output)
+    algorithm, env, config, typed = _configure("train", name, words, RunOptions, Output)
     from shoal.experiment.training import Experiment
 
-    experiment = Experiment(name, algorithm, config, env, typed.make(Options), started)
+    experiment = Experiment(name, algorithm, config, env, typed.make(RunOptions), started)
     return _run(experiment, typed.make(Output).json)
 
 
@@ -159,10 +159,12 @@ def _go_on(path: Path, name: str | None, words: Sequence[str], started: float) -
     if name is not None and registry.lasting_name(name) != recorded:
         raise UserError(f"{path} is a run of {registry.short_name(recorded)}, not of {name}: give another --run-dir.")
     algorithm = registry.load(recorded)
-    typed = read(words, [Options, Output, algorithm.Config], f"shoal {'resume' if name is None else 'train'}")
+    typed = read(words, [RunOptions, Output, algorithm.Config], f"shoal {'resume' if name is None else 'train'}")
     as_json = typed.make(Output).json
     options = {
-        key: value for key, value in typed.values[Options].items() if name is None or key not in ("resume", "run_dir")
+        key: value
+        for key, value in typed.values[RunOptions].items()
+        if name is None or key not in ("resume", "run_dir")
     }
     if name is not None and (summary := finished(path)) is not None:
         print(f"the run in {path} has ended (stopped by {summary['stopped_by']})", file=sys.stderr)
@@ -270,7 +272,7 @@ def _completion(words: Sequence[str], started: float) -> int:
 
     others: dict[str, list[type[Any]]] = {"plot": [PlotOptions], **commands.options()}
     others |= {name: [] for name in ("train", "resume", "algorithms", "completion", "bench")}
-    algorithms = {name: [Options, Output, registry.load(name).Config] for name in registry.names()}
+    algorithms = {name: [RunOptions, Output, registry.load(name).Config] for name in registry.names()}
     print(completion_script(others, algorithms))
     return OK
 
@@ -296,7 +298,7 @@ def _bench_throughput(words: Sequence[str]) -> int:
 
     bench: BenchOptions = typed.make(BenchOptions)
     validate(bench)
-    options = Options(runtime=bench.runtime, ray_address=bench.ray_address, seed=bench.seed)
+    options = RunOptions(runtime=bench.runtime, ray_address=bench.ray_address, seed=bench.seed)
 
     def show(run: Measurement) -> None:
         print(

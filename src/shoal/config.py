@@ -30,7 +30,7 @@ from shoal.errors import UserError
 from shoal.factories import Factory as Factory
 
 C = TypeVar("C")
-AUTO, NONE = "auto", "none"
+AUTO, NO_PRESET = "auto", "none"
 NEAR = 0.6  # how alike two words are before one is suggested for the other
 LARGEST = 2**63 - 1  # whole numbers end up in arrays
 
@@ -134,9 +134,9 @@ def apply_preset(config: C, presets: Mapping[str, Mapping[str, Any]], kind: str)
     `auto` is the preset of the environment's kind, or none where the algorithm has none for it.
     """
     asked = getattr(config, "preset", AUTO)
-    name = (kind if kind in presets else NONE) if asked == AUTO else asked
-    if name not in presets and name != NONE:
-        raise UserError(unknown("--preset", name, [*presets, AUTO, NONE]))
+    name = (kind if kind in presets else NO_PRESET) if asked == AUTO else asked
+    if name not in presets and name != NO_PRESET:
+        raise UserError(unknown("--preset", name, [*presets, AUTO, NO_PRESET]))
     kept = given(config)
     changes = {key: value for key, value in presets.get(name, {}).items() if key not in kept}
     if hasattr(config, "preset"):
@@ -146,7 +146,7 @@ def apply_preset(config: C, presets: Mapping[str, Mapping[str, Any]], kind: str)
 
 def preset_line(config: Any, presets: Mapping[str, Mapping[str, Any]], kind: str) -> str:
     """What the preset of a finished config has set, on one line."""
-    name = getattr(config, "preset", NONE)
+    name = getattr(config, "preset", NO_PRESET)
     settings = presets.get(name, {})
     in_force = [f"{key}={value}" for key, value in settings.items() if getattr(config, key) == value]
     overridden = [key for key, value in settings.items() if getattr(config, key) != value]

@@ -16,7 +16,7 @@ from shoal import envs
 from shoal.algorithms import impala
 from shoal.experiment import records
 from shoal.experiment.directory import RunDirectory
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 
 Damage = Callable[[Path], object]
 FIRST = "torso.0.weight"
@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
     cfg = impala.Config(hidden=(8,), preset="none")
     made = RunDirectory.create(str(path), "impala", "CartPole-v1", 0, print)
-    made.write_config(records.record_of("impala", cfg, envs.describe("CartPole-v1"), Options()))
+    made.write_config(records.record_of("impala", cfg, envs.describe("CartPole-v1"), RunOptions()))
     made.write_weights(impala.make_policy(cfg, envs.describe("CartPole-v1"), 0).state_dict()["weights"])
     for index in range(3):
         row = {"eval_return": 9.0, "spread": 1.0, "env_steps": index * 100, "seconds": index * 0.5}

@@ -19,7 +19,7 @@ from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.experiment.checks import prepare
 from shoal.experiment.ending import METRICS, Interrupts
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
 from shoal.experiment.watching import take_snapshot
@@ -62,7 +62,7 @@ class Counter:
         return (self.end[1] - self.begin[1]) / (self.end[0] - self.begin[0])
 
 
-def measure(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options, seconds: float) -> Measurement:
+def measure(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions, seconds: float) -> Measurement:
     """One run of `seconds` after the warm-up."""
     prepare(algorithm, cfg, env, options)
     program = algorithm.program(cfg, env, Settings(evaluate=False))
@@ -117,7 +117,7 @@ def throughput(
     algorithm: Algorithm,
     cfg: Any,
     env: EnvSpec,
-    options: Options,
+    options: RunOptions,
     seconds: float,
     repeat: int,
     each: Callable[[Measurement], None],

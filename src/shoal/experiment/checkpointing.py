@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.replay_saves import REPLAY, folder_of, saving_nodes
 from shoal.program import Future, Handle, NodeDied, Program, futures
 from shoal.runtime import Run
@@ -48,7 +48,7 @@ class Checkpointer:
     """Saves a checkpoint every so often, and one at the end."""
 
     def __init__(
-        self, store: Checkpoints, run: Run, program: Program, options: Options, note: Callable[[str], None]
+        self, store: Checkpoints, run: Run, program: Program, options: RunOptions, note: Callable[[str], None]
     ) -> None:
         self._store, self._run, self._note = store, run, note
         self._every, self._updates_between = options.checkpoint_every, options.checkpoint_updates

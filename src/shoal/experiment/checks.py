@@ -9,7 +9,7 @@ from typing import Any
 from shoal import config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.registry import Algorithm
 
 SLOWEST_LEARNING = 1e-6  # samples per insert, below which a learner would wait for days
@@ -17,7 +17,7 @@ ENVIRONMENT_BYTES = 2_000  # of one environment, at the least
 PARAMETER_COPIES = 4  # of a learner: values, gradients and an optimizer's two moments
 
 
-def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: Options) -> Any:
+def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -> Any:
     """Refuse what cannot work. A policy is built because that is where a network and an action space turn out not to
     fit; it is returned, to be compared with old weights."""
     config.validate(cfg)
@@ -54,7 +54,7 @@ def _check_learning(cfg: Any) -> None:
         )
 
 
-def _check_memory(cfg: Any, env: EnvSpec, options: Options) -> None:
+def _check_memory(cfg: Any, env: EnvSpec, options: RunOptions) -> None:
     """What cannot fit would end the machine's work and not only the run. Estimated from below, and without what the
     libraries take."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -73,7 +73,7 @@ def _check_memory(cfg: Any, env: EnvSpec, options: Options) -> None:
     raise UserError(f"{option} needs at least {needs[field] / 1e9:,.0f} GB of memory, and {has}: give less.")
 
 
-def memory_needs(cfg: Any, env: EnvSpec, options: Options) -> dict[str, float]:
+def memory_needs(cfg: Any, env: EnvSpec, options: RunOptions) -> dict[str, float]:
     """Bytes, by the option that decides most about them."""
 
     def given(field: str, default: int = 0) -> int:

@@ -31,10 +31,10 @@ import numpy.typing as npt
 from shoal.checkpoints import Checkpoints
 from shoal.checkpoints.lock import LOCK
 from shoal.errors import UserError
+from shoal.types import Arrays
 
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
-Weights = Mapping[str, npt.NDArray[Any]]
 
 
 class RunDirectory:
@@ -97,7 +97,7 @@ class RunDirectory:
             self._warn(f"{self.path}: metrics are no longer written ({error.strerror})")
             self._close_metrics()
 
-    def write_weights(self, weights: Weights) -> None:
+    def write_weights(self, weights: Arrays) -> None:
         """Complete or absent: written under another name, then renamed. Raises OSError."""
         with _Replacing(self.path / WEIGHTS) as file:
             np.savez(file, **dict(weights))  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from shoal.experiment.directory import Weights
 from shoal.program import Future, Handle, Program, futures
 from shoal.runtime import Run
+from shoal.types import Arrays
 from shoal.versions import NONE
 
 METRICS, WEIGHTS, LEARNER, EVALUATOR = Handle("metrics"), Handle("weights"), Handle("learner"), Handle("evaluator")
@@ -74,7 +74,7 @@ class Final:
     """The weights with which a run ends."""
 
     version: int
-    weights: Weights
+    weights: Arrays
     evaluated: bool  # their return is the last evaluation's
 
 
@@ -105,7 +105,7 @@ class Ending:
         reports = self._ask_all("report", alive)
         self.silent = sorted({*self._loops} - {name for name, _ in self._answers(reports, REPORTS)})
 
-    def final_weights(self, confirmed: bool) -> tuple[int, Weights] | None:
+    def final_weights(self, confirmed: bool) -> tuple[int, Arrays] | None:
         """The weights that were confirmed to reach the target, else the newest, as far as anybody still has them."""
         if confirmed:  # the learner has gone on since, not always for the better
             found = self._call(EVALUATOR, "confirmed")
@@ -114,7 +114,7 @@ class Ending:
         found = self._call(WEIGHTS, "newer", NONE)
         return None if found is None else (found[0], found[1])
 
-    def evaluate(self, version: int, weights: Weights) -> bool:
+    def evaluate(self, version: int, weights: Arrays) -> bool:
         """Whether the evaluator has come to a return of these weights in time."""
         if EVALUATOR.name not in self._loops or EVALUATOR.name in self.silent:
             return False

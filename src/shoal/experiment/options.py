@@ -14,7 +14,7 @@ Runtime = Literal["local", "inline", "ray"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RunOptions:
     """The options of a run that are the same for every algorithm."""
 
     runtime: Runtime = "local"  # processes of this machine, one thread (reproducible), or a Ray cluster
@@ -49,7 +49,7 @@ class Options:
         if self.ray_address is not None and self.runtime != "ray":
             raise UserError(f"--ray-address needs the ray runtime: add --runtime ray (it is {self.runtime}).")
 
-    def with_threshold(self, threshold: float | None) -> Options:
+    def with_threshold(self, threshold: float | None) -> RunOptions:
         """Where no stop is given, the return at which the environment counts as solved, if it has one registered."""
         stops = (self.stop_return, self.stop_steps, self.stop_updates, self.stop_seconds)
         if threshold is None or any(stop is not None for stop in stops):

@@ -30,7 +30,7 @@ def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str,
         "algorithm": registry.lasting_name(algorithm),
         "env": name_of(cfg.env),
         "seed": options.seed,
-        "preset": values.get("preset", config.NONE),
+        "preset": values.get("preset", config.NO_PRESET),
         "kind": env.kind,
         "spaces": {
             "observation": to_record(env.observation_space),

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from shoal.errors import UserError
-from shoal.experiment.directory import Weights
 from shoal.experiment.ending import WEIGHTS
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.saved_weights import find_weights
 from shoal.nets.transfer import freeze, transfer
 from shoal.program import Program
+from shoal.types import Arrays
 from shoal.versions import NONE
 
 
@@ -22,7 +22,7 @@ from shoal.versions import NONE
 class Restored:
     """Old weights that were found to fit."""
 
-    weights: Weights
+    weights: Arrays
     partial: bool
     lines: list[str]  # what the user is told
 
@@ -32,7 +32,7 @@ class Restored:
         program.start_from(WEIGHTS.name, {"version": NONE, "weights": {}, "snapshot": snapshot})
 
 
-def restore(options: Options, policy: Any) -> Restored | None:
+def restore(options: RunOptions, policy: Any) -> Restored | None:
     """The weights that `--restore` names, tried on a policy's network before any process is started."""
     network = getattr(policy, "network", None)  # a policy of the user's own may have none: then the learner finds out
     restored = None
@@ -48,7 +48,7 @@ def restore(options: Options, policy: Any) -> Restored | None:
     return restored
 
 
-def check_fits(policy: Any, weights: Weights, run: Path) -> None:
+def check_fits(policy: Any, weights: Arrays, run: Path) -> None:
     """Refuse options with which a run that goes on would have another network."""
     network = getattr(policy, "network", None)
     if not isinstance(network, nn.Module):

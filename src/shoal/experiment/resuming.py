@@ -13,7 +13,7 @@ from shoal import config
 from shoal.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint, RunLock
 from shoal.errors import UserError
 from shoal.experiment import directory, records, registry
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.registry import Algorithm
 from shoal.experiment.replay_saves import REPLAY, check_saves
 
@@ -50,7 +50,7 @@ class Plan:
     name: str
     algorithm: Algorithm
     cfg: Any
-    options: Options
+    options: RunOptions
     resumed: Resumed
 
 
@@ -91,7 +91,7 @@ def finished(path: Path) -> dict[str, Any] | None:
     return summary if ended else None
 
 
-def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: Options) -> None:
+def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: RunOptions) -> None:
     store = Checkpoints(resumed.path / directory.CHECKPOINTS, options.keep)
     store.clean()
     found, complaints = store.newest(lambda checkpoint: check_saves(resumed.path, checkpoint))
@@ -117,13 +117,13 @@ def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: Optio
     )
 
 
-def _recorded_options(record: Mapping[str, Any], path: Path) -> Options:
-    known = {option.name for option in dataclasses.fields(Options)}
+def _recorded_options(record: Mapping[str, Any], path: Path) -> RunOptions:
+    known = {option.name for option in dataclasses.fields(RunOptions)}
     values = record.get("options")
     if not isinstance(values, dict):
         raise UserError(f"{path / directory.CONFIG} has no options: the run cannot be rebuilt from it.")
     try:
-        options = Options(**{name: value for name, value in values.items() if name in known})
+        options = RunOptions(**{name: value for name, value in values.items() if name in known})
         options.check()
     except (TypeError, UserError) as error:
         raise UserError(f"{path / directory.CONFIG} cannot be used: {error}") from None
@@ -131,7 +131,7 @@ def _recorded_options(record: Mapping[str, Any], path: Path) -> Options:
 
 
 def _refuse(
-    record: Mapping[str, Any], recorded: Options, options: Mapping[str, Any], values: Mapping[str, Any]
+    record: Mapping[str, Any], recorded: RunOptions, options: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
     for name, reason in FIXED.items():
         if name in options and options[name] != getattr(recorded, name):
@@ -150,7 +150,7 @@ def _refuse_another_replay(resumed: Resumed, record: Mapping[str, Any], values: 
             )
 
 
-def _refuse_finished(path: Path, recorded: Options, chosen: Options) -> None:
+def _refuse_finished(path: Path, recorded: RunOptions, chosen: RunOptions) -> None:
     summary = finished(path)
     if summary is not None and all(getattr(recorded, stop) == getattr(chosen, stop) for stop in STOPS):
         reason = summary["stopped_by"]
@@ -161,7 +161,7 @@ def _refuse_finished(path: Path, recorded: Options, chosen: Options) -> None:
 
 
 def _differences(
-    record: Mapping[str, Any], recorded: Options, options: Mapping[str, Any], values: Mapping[str, Any]
+    record: Mapping[str, Any], recorded: RunOptions, options: Mapping[str, Any], values: Mapping[str, Any]
 ) -> list[str]:
     before = {**record["config"], **dataclasses.asdict(recorded)}
     changed = {

@@ -11,14 +11,14 @@ from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.checkpoints.store import MANIFEST, open_checkpoint
 from shoal.errors import UserError
 from shoal.experiment import directory
-from shoal.experiment.directory import Weights
+from shoal.types import Arrays
 
 BEST = ":best"
 SHOWN = 3  # faults of weights that are told
 
 
 class Found(NamedTuple):
-    weights: Weights
+    weights: Arrays
     place: Path  # of the file or the checkpoint
     run: Path
 
@@ -47,7 +47,7 @@ def _of_checkpoint(found: Checkpoint, asked: str, run: Path) -> Found:
     return Found(found.part("weights"), found.path, run)
 
 
-def load_checked(policy: Any, weights: Weights, path: Path) -> None:
+def load_checked(policy: Any, weights: Arrays, path: Path) -> None:
     """Load weights that have the names, shapes and dtypes of the policy's own, and are finite; refuse others."""
     broken = [name for name, value in weights.items() if value.dtype.kind == "f" and not np.isfinite(value).all()]
     if broken:
@@ -66,7 +66,7 @@ def load_checked(policy: Any, weights: Weights, path: Path) -> None:
         raise UserError(f"{path} does not fit the network that the run's config builds ({error}).") from None
 
 
-def _misfits(weights: Weights, expected: Weights) -> list[str]:
+def _misfits(weights: Arrays, expected: Arrays) -> list[str]:
     faults = [f"it lacks {name} {list(value.shape)}" for name, value in expected.items() if name not in weights]
     for name, value in weights.items():
         if name not in expected:

@@ -17,7 +17,7 @@ from shoal.experiment.checks import prepare
 from shoal.experiment.directory import CHECKPOINTS, RunDirectory
 from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.environments import describe_env
-from shoal.experiment.options import Options, Result, StoppedBy
+from shoal.experiment.options import Result, RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
 from shoal.experiment.replay_saves import start_replays
@@ -45,14 +45,14 @@ def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
     run broke; Ctrl-C ends the run in order before it is raised here.
     """
     started = time.monotonic()
-    known = [field.name for field in dataclasses.fields(Options)]
+    known = [field.name for field in dataclasses.fields(RunOptions)]
     for name in options:
         if name not in known:
             raise UserError(f"train() has no option {name!r}.{config.did_you_mean(name, known)}")
     name, algorithm = registry.of_config(cfg)
     env = describe_env(cfg)
     cfg = config.apply_preset(cfg, algorithm.PRESETS, env.kind)
-    return _finish(Experiment(name, algorithm, cfg, env, Options(**options), started), quiet)
+    return _finish(Experiment(name, algorithm, cfg, env, RunOptions(**options), started), quiet)
 
 
 def _finish(experiment: Experiment, quiet: bool) -> Result:
@@ -69,7 +69,7 @@ def resume(run: str | Path, *, quiet: bool = False, **changes: Any) -> Result:
     algorithm's config that are to be others from now on."""
     started = time.monotonic()
     path = Path(run)
-    names = {field.name for field in dataclasses.fields(Options)}
+    names = {field.name for field in dataclasses.fields(RunOptions)}
     options = {name: value for name, value in changes.items() if name in names}
     found = plan(path, options, {name: value for name, value in changes.items() if name not in names})
     return _finish(resumed_experiment(found, started), quiet)
@@ -93,7 +93,7 @@ class Experiment:
         algorithm: Algorithm,
         cfg: Any,
         env: EnvSpec,
-        options: Options,
+        options: RunOptions,
         started: float,
         resumed: Resumed | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class Experiment:
         if resumed is None or resumed.checkpoint is None:
             self.restored = restore(self.options, policy)
 
-    def run(self, display: view.View) -> tuple[Result, Exception | None]:
+    def run(self, display: view.Display) -> tuple[Result, Exception | None]:
         """The result, and what broke the run if something did."""
         directory, lock = self._open(display)
         try:
@@ -124,7 +124,7 @@ class Experiment:
         finally:
             lock.release()
 
-    def _open(self, display: view.View) -> tuple[RunDirectory, RunLock]:
+    def _open(self, display: view.Display) -> tuple[RunDirectory, RunLock]:
         options, resumed = self.options, self.resumed
         if resumed is not None:
             return RunDirectory.reopen(resumed.path, resumed.meta.get("metrics_bytes", 0), display.note), resumed.lock
@@ -141,7 +141,7 @@ class Experiment:
         else:
             directory.close()
 
-    def _run(self, directory: RunDirectory, display: view.View) -> tuple[Result, Exception | None]:
+    def _run(self, directory: RunDirectory, display: view.Display) -> tuple[Result, Exception | None]:
         options = self.options
         with Interrupts() as interrupts:
             supervisor = Supervisor(
@@ -243,7 +243,7 @@ class Experiment:
         run: Run,
         interrupts: Interrupts,
         directory: RunDirectory,
-        display: view.View,
+        display: view.Display,
         checkpointer: Checkpointer,
     ) -> tuple[StoppedBy, Exception | None]:
         try:
@@ -259,7 +259,7 @@ class Experiment:
         run: Run,
         interrupts: Interrupts,
         directory: RunDirectory,
-        display: view.View,
+        display: view.Display,
         checkpointer: Checkpointer,
     ) -> StoppedBy:
         metrics, progress = run.client(METRICS), self.progress
@@ -290,7 +290,7 @@ class Experiment:
         elapsed: float,
         supervisor: Supervisor,
         directory: RunDirectory,
-        display: view.View,
+        display: view.Display,
     ) -> None:
         """Take in a snapshot of the metrics, and write down what is new in it."""
         progress, restarts = self.progress, sum(supervisor.restarts.values())
@@ -302,7 +302,7 @@ class Experiment:
         self.notes = len(snapshot["notes"])
         self.first_update = snapshot["first_update"]
 
-    def _end(self, ending: Ending, checkpointer: Checkpointer, directory: RunDirectory, display: view.View) -> Final:
+    def _end(self, ending: Ending, checkpointer: Checkpointer, directory: RunDirectory, display: view.Display) -> Final:
         """Everything that is told from here on is told of the weights that are returned."""
         progress = self.progress
         stopped_at, confirmed = progress.elapsed, progress.confirmed is not None
@@ -323,7 +323,7 @@ class Experiment:
         version, weights = found or (NONE, {})
         return Final(version, weights, evaluated)
 
-    def _say_why_nothing_is_learned(self, run: Run, display: view.View) -> None:
+    def _say_why_nothing_is_learned(self, run: Run, display: view.Display) -> None:
         """Once, when steps have been made for long and no update: what the learner's table is waiting for."""
         progress = self.progress
         if self.told_waiting or progress.count("learner_steps") or progress.train_seconds < WITHOUT_UPDATE:
@@ -335,11 +335,11 @@ class Experiment:
             + (f": {why}" if why else "")
         )
 
-    def _hung(self, hang: Hang, directory: RunDirectory, display: view.View) -> None:
+    def _hung(self, hang: Hang, directory: RunDirectory, display: view.Display) -> None:
         display.note(f"node {hang.node!r} {hang.reason}" + ("; it is replaced" if hang.replaced else ""))
         directory.write_row("hang", dataclasses.asdict(hang))
 
-    def _lost(self, loss: Loss, directory: RunDirectory, display: view.View) -> None:
+    def _lost(self, loss: Loss, directory: RunDirectory, display: view.Display) -> None:
         display.note(f"node {loss.node!r} {loss.reason}; restart {loss.restarts}" + _below(loss.traceback))
         directory.write_row("loss", dataclasses.asdict(loss))
 
@@ -386,7 +386,7 @@ class Experiment:
             run_dir=str(directory.path),
             stopped_by=stopped_by,
             target=options.stop_return,
-            preset=getattr(self.cfg, "preset", config.NONE),
+            preset=getattr(self.cfg, "preset", config.NO_PRESET),
             trained_steps=progress.count("trained_steps"),
             refused_updates=progress.count("refused_updates"),
             first_update_seconds=self._first_update_seconds(),

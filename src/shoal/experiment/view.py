@@ -29,14 +29,14 @@ COLOURS = {
 }
 
 
-class View(Protocol):
+class Display(Protocol):
     def begin(self, lines: Sequence[str]) -> None: ...
     def update(self, progress: Progress) -> None: ...
     def note(self, text: str) -> None: ...
     def end(self) -> None: ...
 
 
-def choose(quiet: bool, json: bool) -> View:
+def choose(quiet: bool, json: bool) -> Display:
     """A live view when stdout is a terminal; with `--json` stdout is kept for the result."""
     if quiet:
         return Quiet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.experiment.options import Options, StoppedBy
+from shoal.experiment.options import RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.program import NodeDied, futures
 from shoal.runtime import Run, RunFailed
@@ -13,7 +13,7 @@ SOON, LATE = 0.005, 1.0  # seconds between two looks for an answer of the metric
 START = 60.0  # seconds that a run whose time is limited may take to its first step
 
 
-def stop_reason(options: Options, progress: Progress, finished: bool, interrupted: bool) -> StoppedBy | None:
+def stop_reason(options: RunOptions, progress: Progress, finished: bool, interrupted: bool) -> StoppedBy | None:
     """Why the run ends now, if it does."""
     if interrupted:
         return "interrupt"

@@ -129,7 +129,7 @@ class Supervision:
         self._looked = now
         for event in events:
             self._note(event)
-        self._judge([event for event in events if isinstance(event, Lost)])
+        self._handle_losses([event for event in events if isinstance(event, Lost)])
         self._find_hangs()
 
     def meanwhile(self) -> None:
@@ -166,7 +166,7 @@ class Supervision:
                 pulse.progress, pulse.busy, pulse.heard = progress, busy, self._lived
                 pulse.told = pulse.told and busy > 0.0
 
-    def _judge(self, losses: list[Lost]) -> None:
+    def _handle_losses(self, losses: list[Lost]) -> None:
         """Causes first: a service's death makes its callers fail, and may be heard of later than their failing. Who
         cannot be started again comes before who can: that ends the run, and is what the user should read. Who is lost
         after that is lost because of it, or would have been ended anyway."""

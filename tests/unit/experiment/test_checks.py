@@ -10,12 +10,12 @@ from shoal.algorithms import apex_dqn, impala, ppo, r2d2
 from shoal.errors import UserError
 from shoal.experiment.checks import memory_needs, prepare
 from shoal.experiment.environments import describe_env
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 
 
 def refusal(page: Any, cfg: Any, **options: Any) -> str:
     with pytest.raises(UserError) as told:
-        prepare(page, cfg, describe_env(cfg), Options(**options))
+        prepare(page, cfg, describe_env(cfg), RunOptions(**options))
     return str(told.value)
 
 
@@ -44,7 +44,7 @@ def test_what_cannot_fit_into_memory_is_refused_by_its_option(page: Any, given: 
 @pytest.mark.parametrize("page", [impala, ppo, r2d2, apex_dqn])
 def test_defaults_fit(page: Any) -> None:
     cfg = page.Config(env="CartPole-v1")
-    assert sum(memory_needs(cfg, describe_env(cfg), Options()).values()) < 2e9
+    assert sum(memory_needs(cfg, describe_env(cfg), RunOptions()).values()) < 2e9
 
 
 def test_a_device_without_memory_cannot_be_learned_on() -> None:

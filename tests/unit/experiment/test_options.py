@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.errors import UserError
-from shoal.experiment.options import Options, Result, StoppedBy
+from shoal.experiment.options import Result, RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.watching import stop_reason
 
@@ -39,32 +39,32 @@ RESULT = Result(
 
 
 def test_without_a_stop_the_environments_own_threshold_is_used() -> None:
-    assert Options().with_threshold(475.0).stop_return == 475.0
-    assert Options().with_threshold(None) == Options()
+    assert RunOptions().with_threshold(475.0).stop_return == 475.0
+    assert RunOptions().with_threshold(None) == RunOptions()
 
 
-@pytest.mark.parametrize("given", [Options(stop_steps=5), Options(stop_seconds=1.0), Options(stop_return=3.0)])
-def test_a_given_stop_is_left_alone(given: Options) -> None:
+@pytest.mark.parametrize("given", [RunOptions(stop_steps=5), RunOptions(stop_seconds=1.0), RunOptions(stop_return=3.0)])
+def test_a_given_stop_is_left_alone(given: RunOptions) -> None:
     assert given.with_threshold(475.0) == given
 
 
 def test_the_stop_line_names_every_rule() -> None:
-    assert Options(stop_return=475.0, stop_seconds=60).stop_line() == "stops at return 475 or seconds 60"
-    assert Options(stop_steps=2_000_000).stop_line() == "stops at steps 2,000,000"
-    assert Options().stop_line() == "runs until Ctrl-C"
+    assert RunOptions(stop_return=475.0, stop_seconds=60).stop_line() == "stops at return 475 or seconds 60"
+    assert RunOptions(stop_steps=2_000_000).stop_line() == "stops at steps 2,000,000"
+    assert RunOptions().stop_line() == "runs until Ctrl-C"
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (Options(stop_updates=0), "--stop-updates 0"),
-        (Options(seed=-1), "--seed -1"),
-        (Options(eval_episodes=0), "--eval-episodes 0"),
-        (Options(ray_address="auto"), "--ray-address needs the ray runtime"),
-        (Options(runtime="rya"), "--runtime rya is not known: choose one of local, inline, ray. Did you mean ray?"),  # type: ignore[arg-type]
+        (RunOptions(stop_updates=0), "--stop-updates 0"),
+        (RunOptions(seed=-1), "--seed -1"),
+        (RunOptions(eval_episodes=0), "--eval-episodes 0"),
+        (RunOptions(ray_address="auto"), "--ray-address needs the ray runtime"),
+        (RunOptions(runtime="rya"), "--runtime rya is not known: choose one of local, inline, ray. Did you mean ray?"),  # type: ignore[arg-type]
     ],
 )
-def test_a_bad_option_is_refused(options: Options, sentence: str) -> None:
+def test_a_bad_option_is_refused(options: RunOptions, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence.replace("?", r"\?")):
         options.check()
 
@@ -101,7 +101,7 @@ def progress(steps: int = 0, trained: float = 0.0, confirmed: bool = False, elap
 
 
 def test_any_rule_that_is_met_ends_the_run_and_the_return_counts_first() -> None:
-    options = Options(stop_return=475.0, stop_steps=100, stop_seconds=10.0)
+    options = RunOptions(stop_return=475.0, stop_steps=100, stop_seconds=10.0)
     assert stop_reason(options, progress(99, 9.9), False, False) is None
     assert stop_reason(options, progress(100, 9.9), False, False) == "steps"
     assert stop_reason(options, progress(99, 10.0), False, False) == "seconds"
@@ -111,6 +111,6 @@ def test_any_rule_that_is_met_ends_the_run_and_the_return_counts_first() -> None
 
 
 def test_the_start_is_not_counted_as_training_unless_it_never_ends() -> None:
-    options = Options(stop_seconds=10.0)
+    options = RunOptions(stop_seconds=10.0)
     assert stop_reason(options, progress(0, 0.0, elapsed=69.9), False, False) is None
     assert stop_reason(options, progress(0, 0.0, elapsed=70.0), False, False) == "seconds"

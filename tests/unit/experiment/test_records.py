@@ -15,7 +15,7 @@ from shoal.algorithms import impala
 from shoal.errors import UserError
 from shoal.experiment import records
 from shoal.experiment.directory import RunDirectory
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 
 MODULE = "import gymnasium\ndef make_env():\n    return gymnasium.make('CartPole-v1')\n"
 
@@ -32,7 +32,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def written(path: Path, cfg: Any) -> Path:
     made = RunDirectory.create(str(path), "impala", "x", 0, print)
-    made.write_config(records.record_of("impala", cfg, envs.describe("CartPole-v1"), Options()))
+    made.write_config(records.record_of("impala", cfg, envs.describe("CartPole-v1"), RunOptions()))
     made.close()
     return path
 

@@ -17,7 +17,7 @@ from shoal.errors import UserError
 from shoal.experiment import records
 from shoal.experiment.checkpointing import as_parts, start_program
 from shoal.experiment.directory import RunDirectory, read_weights
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.resuming import Plan, finished, plan
 from shoal.program import Program
 
@@ -27,7 +27,7 @@ META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The directory of a run that was interrupted, with two checkpoints."""
-    options = Options(stop_steps=1000, run_dir=str(tmp_path))
+    options = RunOptions(stop_steps=1000, run_dir=str(tmp_path))
     record = records.record_of("impala", impala.Config(), envs.describe("CartPole-v1"), options)
     (tmp_path / "config.json").write_text(json.dumps(record, default=str))
     store = Checkpoints(tmp_path / "checkpoints")
@@ -174,7 +174,7 @@ def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -
 
 def test_every_option_of_a_run_has_a_place_in_what_is_recorded(run: Path) -> None:
     recorded = json.loads((run / "config.json").read_text())["options"]
-    assert set(recorded) == {option.name for option in dataclasses.fields(Options)}
+    assert set(recorded) == {option.name for option in dataclasses.fields(RunOptions)}
 
 
 def test_the_weights_of_a_killed_run_are_those_of_its_newest_checkpoint(run: Path) -> None:

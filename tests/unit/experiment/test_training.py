@@ -21,7 +21,7 @@ from shoal.experiment import plots
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import METRICS, Final
 from shoal.experiment.environments import describe_env
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.training import Experiment, train
 from shoal.experiment.watching import take_snapshot, user_error
 from shoal.loops.wiring import Settings
@@ -70,7 +70,7 @@ def test_a_replay_that_cannot_fit_into_memory_is_refused_with_a_capacity_that_fi
 
 def experiment() -> Experiment:
     cfg = impala.Config(env="CartPole-v1")
-    return Experiment("impala", cast(Any, impala), cfg, describe_env(cfg), Options(stop_return=100.0), 0.0)
+    return Experiment("impala", cast(Any, impala), cfg, describe_env(cfg), RunOptions(stop_return=100.0), 0.0)
 
 
 def test_what_is_told_of_a_run_that_reached_its_goal_is_the_confirmed_evaluation(tmp_path: Path) -> None:

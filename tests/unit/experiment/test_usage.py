@@ -12,7 +12,7 @@ import shoal
 from shoal import cli, config, options
 from shoal.experiment import registry
 from shoal.experiment.arguments import options_of
-from shoal.experiment.options import Options
+from shoal.experiment.options import RunOptions
 from shoal.experiment.usage import completion_script, help_text
 
 
@@ -52,7 +52,7 @@ def test_every_option_of_every_algorithm_is_explained_in_80_columns(name: str, m
     monkeypatch.setenv("COLUMNS", "80")
     made = registry.load(name).Config()
     assert [found.name for found in options_of(type(made)) if not found.text] == []
-    assert max(map(len, help_text(f"shoal train {name}", "", [made, Options()]).splitlines())) <= 80
+    assert max(map(len, help_text(f"shoal train {name}", "", [made, RunOptions()]).splitlines())) <= 80
 
 
 def test_a_shell_completes_commands_algorithms_options_and_choices(tmp_path: Path) -> None:
@@ -61,7 +61,9 @@ def test_a_shell_completes_commands_algorithms_options_and_choices(tmp_path: Pat
         episodes: int = 3
 
     commands: dict[str, list[type]] = {"train": [], "eval": [Eval]}
-    (tmp_path / "completion.sh").write_text(completion_script(commands, {"impala": [Options, Small], "ppo": [Options]}))
+    (tmp_path / "completion.sh").write_text(
+        completion_script(commands, {"impala": [RunOptions, Small], "ppo": [RunOptions]})
+    )
     asked = """
 source completion.sh
 try() { COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMPREPLY=(); _shoal; echo "${COMPREPLY[*]}"; }
