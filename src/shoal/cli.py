@@ -22,6 +22,7 @@ from shoal.config import apply_preset, did_you_mean, validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, Typed, peek, read
 from shoal.experiment.command_options import BenchOptions, Output, PlotOptions
+from shoal.experiment.config_files import OWNERS, take_config
 from shoal.experiment.options import RunOptions
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ OVERVIEW = """\
 usage: shoal COMMAND …
 
   shoal train ALGORITHM --env ENV        train until solved, or until a stop rule is met
+  shoal train --config run.toml          the same, with options in a file
   shoal resume RUN                       go on with a run that was interrupted
+  shoal config RUN                       a run's options, as such a file
   shoal eval RUN                         play a trained policy again, from its run directory
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
@@ -118,10 +121,18 @@ def _dispatch(words: Sequence[str], started: float) -> int:
 
 
 def _train(words: Sequence[str], started: float) -> int:
+    file, words = take_config(words)
+    if file is not None and (not words or words[0].startswith("-")):
+        words = [file.named_algorithm(), *words]
     name, words = _algorithm("train", words)
+    words = words if file is None else [*file.words(), *words]
     _warm(words)
     if not any(word in HELP for word in words):  # the imports that follow take seconds
         print(f"starting {name} on {peek(words, 'env', 'its environment')} …", file=sys.stderr, flush=True)
+    if file is not None:
+        from shoal.experiment import registry
+
+        file.check([*OWNERS, registry.load(name).Config])
     if peek(words, "resume", "never") == "auto" and not any(word in HELP for word in words):
         run_dir = Path(peek(words, "run_dir", ""))
         if not run_dir.name:
@@ -228,6 +239,7 @@ def _configure(
     config = apply_preset(config, algorithm.PRESETS, env.kind)
     if typed.help:
         description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
+        description += " Options may stand in a file: --config run.toml." if RunOptions in others else ""
         print_help(command, description, config, *(other() for other in others))
     return algorithm, env, config, typed
 

@@ -115,4 +115,8 @@ def pattern_none(cfg):
     return None
 number = 3
 """,
+    "bad.toml": 'algorithm = "impala"\nstop_retrun = 400\n',
+    "unnamed.toml": "seed = 1\n",
+    "broken.toml": "seed = ,\n",
+    "good.toml": 'algorithm = "impala"\nseed = 1\n',
 }

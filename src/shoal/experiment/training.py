@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from shoal import __version__, config
 from shoal.checkpoints import Checkpoints, RunLock
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment import plots, records, registry, view
+from shoal.experiment import config_files, plots, records, registry, view
 from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
 from shoal.experiment.directory import CHECKPOINTS, RunDirectory
@@ -36,7 +37,7 @@ WITHOUT_UPDATE = 30.0  # seconds of training after which the user is told why th
 
 
 def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
-    """Train with an algorithm's config, as `shoal train` does, until a stop rule is met.
+    """Train with an algorithm's config, or a config file's path, as `shoal train` does, until a stop rule is met.
 
     `options` are those of the command line: runtime, ray_address, seed, stop_return, stop_steps, stop_updates,
     stop_seconds, run_dir, max_failures, hang_seconds, checkpoint_every, checkpoint_updates, checkpoint_replay,
@@ -45,6 +46,8 @@ def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
     run broke; Ctrl-C ends the run in order before it is raised here.
     """
     started = time.monotonic()
+    if isinstance(cfg, str | os.PathLike):
+        cfg, options = config_files.load(Path(cfg), options)
     known = [field.name for field in dataclasses.fields(RunOptions)]
     for name in options:
         if name not in known:
