@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.bench.limits import Limits
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import registry
@@ -121,22 +122,35 @@ def throughput(
     seconds: float,
     repeat: int,
     each: Callable[[Measurement], None],
+    limits: Limits | None = None,
 ) -> dict[str, Any]:
-    """`repeat` runs, their medians and all of them."""
+    """`repeat` runs, their medians and all of them, and the share of the machine's `limits` that they reach."""
     runs = []
     for number in range(repeat):
         seeded = dataclasses.replace(options, seed=options.seed + number)
         runs.append(measure(algorithm, cfg, env, seeded, seconds))
         each(runs[-1])
     names = ("env_steps_per_second", "trained_steps_per_second", "learner_steps_per_second")
+    rates = {rate: round(statistics.median(getattr(run, rate) for run in runs), 1) for rate in names}
     return {
         "bench": "throughput",
         "algorithm": registry.short_name(name),
         "env": env.name,
         "runtime": options.runtime,
-        **{rate: round(statistics.median(getattr(run, rate) for run in runs), 1) for rate in names},
+        **rates,
+        **({} if limits is None else reached(limits, rates)),
         "measured": f"from {WARM_UP:g} s after the first update; medians of {repeat} runs of {seconds:g} s",
         "bottleneck": runs[-1].bottleneck,
         "runs": [dataclasses.asdict(run) for run in runs],
         "config": dataclasses.asdict(cfg),
+    }
+
+
+def reached(limits: Limits, rates: dict[str, float]) -> dict[str, Any]:
+    """How near the rates come to the ceiling for as many transitions trained per step as there were."""
+    acted, trained = rates["env_steps_per_second"], rates["trained_steps_per_second"]
+    return {
+        "ceiling": round(limits.ceiling(trained / acted), 1),
+        "share_of_ceiling": round(limits.busy(acted, trained), 3),
+        "limits": dataclasses.asdict(limits),
     }

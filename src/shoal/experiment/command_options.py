@@ -37,5 +37,19 @@ class BenchOptions:
     """Of a running Ray cluster."""
     seed: Seed = 0
     """Of the run; every node derives its own."""
+    limits: bool = True
+    """Measure first what this machine allows, and say which share of it is reached."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsOptions:
+    """The measurement; the parts have the sizes that the algorithm's config gives them."""
+
+    part_seconds: Positive = 1.0
+    """That each part is measured for."""
+    seed: Whole = 0
+    """Of environments and networks."""
     json: bool = False
     """The last line of stdout is one JSON object."""

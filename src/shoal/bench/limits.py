@@ -1,0 +1,202 @@
+"""What this machine allows: environments, inference and training each alone on one core, and the ceiling they imply.
+
+Each part is measured in a loop of its own at the batch sizes that the run uses: stepping and inference at an actor's
+number of environments, training on a batch that the program itself has gathered. A step of the run costs the sum of
+their times on some core, so `cores / sum` steps per second is what nothing could exceed that does the same work. All
+else (moving data, sampling, publishing, counting) is left out of the ceiling: it is what a system can be blamed for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal import optim, tree
+from shoal.envs import EnvSpec
+from shoal.errors import UserError
+from shoal.experiment.registry import Algorithm
+from shoal.flat import flat_gradient
+from shoal.loops.learner import LearnerLoop
+from shoal.loops.wiring import Settings, make_envs
+from shoal.loops.worker import WorkerLoop
+from shoal.nets.weights import export_weights
+from shoal.program import Node, Program
+from shoal.runtime import Supervisor, launch
+from shoal.types import Arrays
+
+PART_SECONDS = 1.0  # that each part is measured for
+BATCHES = 10  # that are gathered, of which the last is measured: the first sequences of a run are short ones
+LONGEST_GATHERING = 300.0  # seconds that this may take
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Steps per second of each part on one core, and what they come to on all of them."""
+
+    cores: int
+    environment: float
+    inference: float
+    training: float  # transitions per second
+    environments: int  # that are stepped at once
+    inference_batch: int
+    training_batch: int  # transitions
+
+    def busy(self, env_steps: float, trained_steps: float) -> float:
+        """The share of the machine's time that steps at these rates need at the least."""
+        acting = env_steps * (1 / self.environment + 1 / self.inference)
+        return (acting + trained_steps / self.training) / self.cores
+
+    def ceiling(self, trained_per_step: float = 1.0) -> float:
+        """Environment steps per second when so many transitions are trained for each of them."""
+        return 1.0 / self.busy(1.0, trained_per_step)
+
+
+def measure_limits(
+    algorithm: Algorithm, cfg: Any, env: EnvSpec, seconds: float = PART_SECONDS, seed: int = 0
+) -> Limits:
+    """Every part alone, `seconds` each, in this process."""
+    if getattr(cfg, "device", "cpu") != "cpu" or cfg.acting_device != "cpu":
+        raise UserError("The ceiling is that of this machine's cores: leave --device and --acting-device at cpu.")
+    acting = _acting_batch(cfg)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = _gathered(algorithm, cfg, env, seed)
+        transitions = _transitions(found.batch)
+        return Limits(
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            environment=_environment(cfg, env, seconds, seed),
+            inference=_inference(algorithm, cfg, env, export_weights(found.learner.network), acting, seconds),
+            training=transitions / _seconds_each(_update_of(found), seconds),
+            environments=cfg.envs_per_actor,
+            inference_batch=acting,
+            training_batch=transitions,
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def trained_per_step(cfg: Any) -> float | None:
+    """Transitions that are trained for each step, where the config settles it: once, or by --samples-per-insert."""
+    if not hasattr(cfg, "samples_per_insert"):
+        return 1.0
+    return float(cfg.samples_per_insert) or None
+
+
+def _seconds_each(call: Callable[[], Any], seconds: float) -> float:
+    """Of one call, from as many as fit; the first, which allocates and compiles, is not counted."""
+    call()
+    calls, begin = 0, time.perf_counter()
+    while (passed := time.perf_counter() - begin) < seconds:
+        call()
+        calls += 1
+    return passed / calls
+
+
+def _environment(cfg: Any, env: EnvSpec, seconds: float, seed: int) -> float:
+    """With actions drawn beforehand: drawing them is not the environment's work."""
+    envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, seed)
+    try:
+        envs.reset()
+        space = env.action_space
+        space.seed(seed)
+        rows = [np.stack([np.asarray(space.sample()) for _ in range(envs.count)]) for _ in range(16)]
+        offset = np.asarray(getattr(space, "start", 0))  # policies count actions from 0
+        actions = [row - offset if offset.any() else row for row in rows]
+        index = iter(range(1 << 62))
+        return envs.count / _seconds_each(lambda: envs.step(actions[next(index) % len(actions)]), seconds)
+    finally:
+        envs.close()
+
+
+def _inference(algorithm: Algorithm, cfg: Any, env: EnvSpec, weights: Arrays, batch: int, seconds: float) -> float:
+    policy = algorithm.make_policy(cfg, env, 0)
+    policy.load(weights)
+    envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, 0)
+    try:
+        few = envs.reset()
+    finally:
+        envs.close()
+    times = -(-batch // cfg.envs_per_actor)
+    observation = tree.map(lambda part: np.concatenate([part] * times)[:batch], few)
+    state, first = policy.initial_state(batch), np.zeros(batch, np.bool_)
+    if hasattr(policy, "set_environments"):
+        policy.set_environments(np.arange(batch))
+    return batch / _seconds_each(lambda: policy.act(observation, state, first), seconds)
+
+
+def _acting_batch(cfg: Any) -> int:
+    """Observations that a policy sees at once: an actor's, or those that an inference server puts together."""
+    environments: int = cfg.envs_per_actor
+    if getattr(cfg, "inference", "local") != "central":
+        return environments
+    together: int = environments * -(-cfg.actors // min(cfg.inference_servers, cfg.actors))
+    return min(together, int(cfg.inference_batch)) if cfg.inference_batch else together
+
+
+class _Capture:
+    """Stands in for a factory of learners: remembers the learner that it makes, and the newest batch that came."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        self.learner: Any = None
+        self.batch: Any = None
+        self.batches = 0
+
+    def __call__(self, *args: Any) -> Any:
+        learner = self._make(*args)
+        self.learner, learner.update = learner, self._take
+        return learner
+
+    def _take(self, batch: Any) -> Any:
+        self.batches += 1
+        if self.batches <= BATCHES:
+            self.batch = tree.map(lambda part: part.clone(), dict(batch))
+        return {"applied": True, "waited": 0.0}
+
+
+def _gathered(algorithm: Algorithm, cfg: Any, env: EnvSpec, seed: int) -> _Capture:
+    """A learner, and a batch that the program has gathered for it inline."""
+    if getattr(cfg, "learners", 1) > 1:
+        raise UserError("The ceiling is measured with one learner: leave out --learners.")
+    program: Program = algorithm.program(cfg, env, Settings(evaluate=False, max_updates=BATCHES))
+    captures = []
+    for name, node in program.nodes.items():
+        place = {LearnerLoop: 0, WorkerLoop: 1}.get(node.factory)  # type: ignore[call-overload]
+        if place is not None:
+            captures.append(_Capture(node.args[place]))
+            program.nodes[name] = _with_argument(node, place, captures[-1])
+    with launch(program, "inline", seed=seed, supervisor=Supervisor(max_failures=0)) as run:
+        begin = time.monotonic()
+        while all(capture.batches < BATCHES for capture in captures):
+            run.wait(0.1)
+            if time.monotonic() - begin > LONGEST_GATHERING:
+                raise UserError(f"No batch was gathered within {LONGEST_GATHERING:.0f} s: nothing can be measured.")
+    return next(capture for capture in captures if capture.batches >= BATCHES)
+
+
+def _with_argument(node: Node, place: int, value: Any) -> Node:
+    return dataclasses.replace(node, args=(*node.args[:place], value, *node.args[place + 1 :]))
+
+
+def _update_of(found: _Capture) -> Callable[[], Any]:
+    learner, batch = found.learner, found.batch
+    del learner.update  # the class's own again
+    remote = getattr(learner, "optimizer", None)
+    if isinstance(remote, optim.Remote):  # the service that steps is another node's: the worker's part is the gradient
+        return lambda: flat_gradient(learner.loss(batch)[0], remote.parameters)
+    return lambda: learner.update(dict(batch))
+
+
+def _transitions(batch: Any) -> int:
+    valid = batch.get("valid")
+    if valid is not None and valid.dim() > 1:
+        return max(1, int(valid[:-1].sum()))
+    return len(batch["version"])
