@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import shoal
 from shoal import commands
+from shoal.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
 from shoal.commands.common import ERROR, INTERRUPTED, OK, USAGE, print_help, print_json, warn
-from shoal.config import apply_preset, did_you_mean, validate
+from shoal.config import did_you_mean
 from shoal.errors import UserError
-from shoal.experiment.arguments import HELP, Typed, peek, read
-from shoal.experiment.command_options import BenchOptions, Output, PlotOptions
+from shoal.experiment.arguments import HELP, peek, read
+from shoal.experiment.command_options import Output, PlotOptions
 from shoal.experiment.config_files import OWNERS, take_config
 from shoal.experiment.options import RunOptions
 
 if TYPE_CHECKING:
-    from shoal.envs import EnvSpec
-    from shoal.experiment.registry import Algorithm
     from shoal.experiment.training import Experiment
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -42,6 +41,7 @@ usage: shoal COMMAND …
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
   shoal completion                       a script that completes these words in bash and zsh
+  shoal bench limits ALGORITHM           what this machine allows: each part alone, and the ceiling they imply
   shoal bench throughput ALGORITHM       steps per second of the same program
   shoal bench replay                     items per second of the replay service
   shoal --version
@@ -101,7 +101,6 @@ def _dispatch(words: Sequence[str], started: float) -> int:
         "plot": _plot,
         "algorithms": _algorithms,
         "completion": _completion,
-        "bench": _bench,
     }
     if not words or words[0] in (*HELP, "help"):
         print(OVERVIEW)
@@ -124,9 +123,9 @@ def _train(words: Sequence[str], started: float) -> int:
     file, words = take_config(words)
     if file is not None and (not words or words[0].startswith("-")):
         words = [file.named_algorithm(), *words]
-    name, words = _algorithm("train", words)
+    name, words = take_algorithm("train", words)
     words = words if file is None else [*file.words(), *words]
-    _warm(words)
+    warm(words)
     if not any(word in HELP for word in words):  # the imports that follow take seconds
         print(f"starting {name} on {peek(words, 'env', 'its environment')} …", file=sys.stderr, flush=True)
     if file is not None:
@@ -139,7 +138,7 @@ def _train(words: Sequence[str], started: float) -> int:
             raise UserError("--resume auto needs --run-dir: the folder of the run that is started or goes on.")
         if (run_dir / "config.json").is_file():
             return _go_on(run_dir, name, words, started)
-    algorithm, env, config, typed = _configure("train", name, words, RunOptions, Output)
+    algorithm, env, config, typed = configure("train", name, words, RunOptions, Output)
     from shoal.experiment.training import Experiment
 
     experiment = Experiment(name, algorithm, config, env, typed.make(RunOptions), started)
@@ -155,7 +154,7 @@ def _resume(words: Sequence[str], started: float) -> int:
         return OK if words else USAGE
     if words[0].startswith("-"):
         raise UserError(f"shoal resume needs a run directory first: shoal resume runs/NAME {' '.join(words)}")
-    _warm(words[1:])
+    warm(words[1:])
     print(f"going on with {words[0]} …", file=sys.stderr, flush=True)
     return _go_on(Path(words[0]), None, words[1:], started)
 
@@ -201,49 +200,6 @@ def _run(experiment: Experiment, as_json: bool) -> int:
     return ERROR if failure is not None else result.exit_code
 
 
-def _algorithm(command: str, words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The algorithm's name, which is the first word, and the rest."""
-    from shoal.experiment import registry
-
-    if not words or words[0] in HELP:
-        print(f"usage: shoal {command} ALGORITHM [OPTIONS]\n\n{_algorithm_lines(registry.names())}\n")
-        print(f"shoal {command} ALGORITHM --help shows options.")
-        raise SystemExit(OK if words else USAGE)
-    if words[0].startswith("-"):
-        raise UserError(f"shoal {command} needs an algorithm first: shoal {command} impala {' '.join(words)}")
-    registry.check_name(words[0])
-    return words[0], words[1:]
-
-
-def _algorithm_lines(names: Sequence[str]) -> str:
-    """Each with its one line, in the terminal's width."""
-    from shoal.experiment import registry
-    from shoal.experiment.usage import in_columns
-
-    return "\n".join(line for name in names for line in in_columns(name, registry.description(name), 11))
-
-
-def _configure(
-    command: str, name: str, words: Sequence[str], *others: type[Any]
-) -> tuple[Algorithm, EnvSpec, Any, Typed]:
-    """The algorithm, its environment, its finished config (defaults, then the preset, then what was typed), and all
-    that was typed."""
-    from shoal.experiment import registry
-    from shoal.experiment.environments import describe_env
-
-    algorithm = registry.load(name)
-    command = f"shoal {command} {name}"
-    typed = read(words, [*others, algorithm.Config], command)
-    config = typed.make(algorithm.Config)
-    env = describe_env(config)
-    config = apply_preset(config, algorithm.PRESETS, env.kind)
-    if typed.help:
-        description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
-        description += " Options may stand in a file: --config run.toml." if RunOptions in others else ""
-        print_help(command, description, config, *(other() for other in others))
-    return algorithm, env, config, typed
-
-
 # ---- the other commands ----------------------------------------------------------------------------------------------
 
 
@@ -268,7 +224,7 @@ def _algorithms(words: Sequence[str], started: float) -> int:
         raise UserError(f"shoal algorithms takes no arguments, not {' '.join(words)}.")
     from shoal.experiment import registry
 
-    print(_algorithm_lines(registry.names()))
+    print(algorithm_lines(registry.names()))
     return OK
 
 
@@ -283,79 +239,17 @@ def _completion(words: Sequence[str], started: float) -> int:
     from shoal.experiment.usage import completion_script
 
     others: dict[str, list[type[Any]]] = {"plot": [PlotOptions], **commands.options()}
-    others |= {name: [] for name in ("train", "resume", "algorithms", "completion", "bench")}
+    others |= {name: [] for name in ("train", "resume", "algorithms", "completion")}
     algorithms = {name: [RunOptions, Output, registry.load(name).Config] for name in registry.names()}
     print(completion_script(others, algorithms))
     return OK
 
 
-def _bench(words: Sequence[str], started: float) -> int:
-    kinds: dict[str, Callable[[Sequence[str]], int]] = {"throughput": _bench_throughput, "replay": _bench_replay}
-    if not words or words[0] in HELP:
-        print("usage: shoal bench throughput ALGORITHM [OPTIONS]\n       shoal bench replay [OPTIONS]")
-        return OK if words else USAGE
-    if words[0] not in kinds:
-        raise UserError(
-            f"There is no benchmark {words[0]}: choose throughput or replay.{did_you_mean(words[0], kinds)}"
-        )
-    return kinds[words[0]](words[1:])
-
-
-def _bench_throughput(words: Sequence[str]) -> int:
-    name, words = _algorithm("bench throughput", words)
-    _warm(words)
-    algorithm, env, config, typed = _configure("bench throughput", name, words, BenchOptions)
-    from shoal.bench.throughput import Measurement, throughput
-    from shoal.runtime import RunFailed
-
-    bench: BenchOptions = typed.make(BenchOptions)
-    validate(bench)
-    options = RunOptions(runtime=bench.runtime, ray_address=bench.ray_address, seed=bench.seed)
-
-    def show(run: Measurement) -> None:
-        print(
-            f"{run.env_steps_per_second:12,.0f} env steps/s {run.trained_steps_per_second:12,.0f} trained steps/s "
-            f"{run.learner_steps_per_second:8,.1f} updates/s over {run.seconds:.1f} s; bottleneck: {run.bottleneck}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    try:
-        report = throughput(name, algorithm, config, env, options, bench.seconds, bench.repeat, show)
-    except RunFailed as failure:
-        print(f"{failure.traceback or ''}shoal: {failure}", file=sys.stderr)
-        return ERROR
-    if bench.json:
-        print_json(report)
-    else:
-        print(
-            f"{report['algorithm']} on {report['env']} ({report['runtime']}): "
-            f"{report['env_steps_per_second']:,.0f} env steps/s, {report['trained_steps_per_second']:,.0f} trained "
-            f"steps/s ({report['measured']})"
-        )
-    return OK
-
-
-def _bench_replay(words: Sequence[str]) -> int:
-
-    from shoal.bench.replay import main as measure
-
-    return measure(list(words))
-
-
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _warm(words: Sequence[str]) -> None:
-    """Start importing torch for the nodes while this process parses and imports too."""
-    if peek(words, "runtime", "local") == "local" and not any(word in HELP for word in words):
-        from shoal.runtime.local.run import warm
-
-        warm()
-
-
 def _cool() -> None:
-    """End what `_warm` started, when no run has taken it over."""
+    """End what `warm` started, when no run has taken it over."""
     local = sys.modules.get("shoal.runtime.local.run")
     if local is not None:
         local.cool()

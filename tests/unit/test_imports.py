@@ -50,9 +50,9 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch rich matplotlib",
     ),
     "playing": ("acting envs errors experiment factories loops tree", "numpy gymnasium"),
-    "commands": ("config errors experiment playing", ""),
-    "bench": ("acting envs errors experiment loops program replay runtime", "numpy"),
-    "cli": ("bench commands config errors envs experiment runtime", ""),
+    "commands": ("bench config envs errors experiment playing runtime", ""),
+    "bench": ("acting envs errors experiment flat loops nets optim program replay runtime tree", "numpy torch"),
+    "cli": ("commands config errors experiment runtime", ""),
     "__main__": ("cli", ""),
     "__init__": ("errors experiment playing runtime", ""),
 }

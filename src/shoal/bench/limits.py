@@ -43,51 +43,65 @@ class Limits:
     cores: int
     environment: float
     inference: float
-    training: float  # transitions per second
+    training: float  # updates per second
     environments: int  # that are stepped at once
     inference_batch: int
-    training_batch: int  # transitions
+    training_batch: int  # rows of an update
 
-    def busy(self, env_steps: float, trained_steps: float) -> float:
-        """The share of the machine's time that steps at these rates need at the least."""
+    def busy(self, env_steps: float, updates: float) -> float:
+        """The share of the machine's time that steps and updates at these rates need at the least."""
         acting = env_steps * (1 / self.environment + 1 / self.inference)
-        return (acting + trained_steps / self.training) / self.cores
+        return (acting + updates / self.training) / self.cores
 
-    def ceiling(self, trained_per_step: float = 1.0) -> float:
-        """Environment steps per second when so many transitions are trained for each of them."""
-        return 1.0 / self.busy(1.0, trained_per_step)
+    def ceiling(self, updates_per_step: float) -> float:
+        """Environment steps per second when so many updates are made for each of them."""
+        return 1.0 / self.busy(1.0, updates_per_step)
 
 
 def measure_limits(
     algorithm: Algorithm, cfg: Any, env: EnvSpec, seconds: float = PART_SECONDS, seed: int = 0
 ) -> Limits:
     """Every part alone, `seconds` each, in this process."""
-    if getattr(cfg, "device", "cpu") != "cpu" or cfg.acting_device != "cpu":
-        raise UserError("The ceiling is that of this machine's cores: leave --device and --acting-device at cpu.")
+    if (why := limitless(cfg)) is not None:
+        raise UserError(why)
     acting = _acting_batch(cfg)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         found = _gathered(algorithm, cfg, env, seed)
-        transitions = _transitions(found.batch)
         return Limits(
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             environment=_environment(cfg, env, seconds, seed),
             inference=_inference(algorithm, cfg, env, export_weights(found.learner.network), acting, seconds),
-            training=transitions / _seconds_each(_update_of(found), seconds),
+            training=1.0 / _seconds_each(_update_of(found), seconds),
             environments=cfg.envs_per_actor,
             inference_batch=acting,
-            training_batch=transitions,
+            training_batch=_rows(found.batch),
         )
     finally:
         torch.set_num_threads(before)
 
 
-def trained_per_step(cfg: Any) -> float | None:
-    """Transitions that are trained for each step, where the config settles it: once, or by --samples-per-insert."""
+def limitless(cfg: Any) -> str | None:
+    """Why a config has no ceiling of this kind."""
+    if getattr(cfg, "device", "cpu") != "cpu" or cfg.acting_device != "cpu":
+        return "The ceiling is that of this machine's cores: leave --device and --acting-device at cpu."
+    if getattr(cfg, "learners", 1) > 1 or getattr(cfg, "learner_threads", 1) > 1:
+        return "The ceiling is that of one learner with one thread: leave out --learners and --learner-threads."
+    return None
+
+
+def updates_per_step(cfg: Any, rows: int) -> float | None:
+    """Updates of `rows` for each step of an environment, where the config settles it: every row is trained once, or
+    items as often as --samples-per-insert says."""
     if not hasattr(cfg, "samples_per_insert"):
-        return 1.0
-    return float(cfg.samples_per_insert) or None
+        return 1.0 / rows
+    return cfg.samples_per_insert / (cfg.batch * getattr(cfg, "period", 1)) or None
+
+
+def gradients_per_update(cfg: Any) -> int:
+    """What is counted as one update may be made of several gradients, of as many workers."""
+    return int(cfg.actors if getattr(cfg, "synchronous", False) else getattr(cfg, "reduce", 1))
 
 
 def _seconds_each(call: Callable[[], Any], seconds: float) -> float:
@@ -164,8 +178,6 @@ class _Capture:
 
 def _gathered(algorithm: Algorithm, cfg: Any, env: EnvSpec, seed: int) -> _Capture:
     """A learner, and a batch that the program has gathered for it inline."""
-    if getattr(cfg, "learners", 1) > 1:
-        raise UserError("The ceiling is measured with one learner: leave out --learners.")
     program: Program = algorithm.program(cfg, env, Settings(evaluate=False, max_updates=BATCHES))
     captures = []
     for name, node in program.nodes.items():
@@ -195,8 +207,35 @@ def _update_of(found: _Capture) -> Callable[[], Any]:
     return lambda: learner.update(dict(batch))
 
 
-def _transitions(batch: Any) -> int:
-    valid = batch.get("valid")
-    if valid is not None and valid.dim() > 1:
-        return max(1, int(valid[:-1].sum()))
-    return len(batch["version"])
+def _rows(batch: Any) -> int:
+    """Of an update: those of slices but the last, which only bootstraps, or one per item."""
+    time_and_items: tuple[int, ...] = tuple(batch["version"].shape)
+    return (time_and_items[0] - 1) * time_and_items[1] if len(time_and_items) > 1 else time_and_items[0]
+
+
+# ---- how it is told
+
+
+def report(limits: Limits, cfg: Any) -> dict[str, Any]:
+    ratio = updates_per_step(cfg, limits.training_batch)
+    ceiling = None if ratio is None else round(limits.ceiling(ratio), 1)
+    return dataclasses.asdict(limits) | {"updates_per_step": ratio, "ceiling": ceiling}
+
+
+def lines(limits: Limits, cfg: Any) -> list[str]:
+    """For people: each part, and what they come to."""
+    rows = limits.training_batch
+    parts = [
+        ("environment", limits.environment, f"steps/s on one core, {limits.environments} environments at once"),
+        ("inference", limits.inference, f"actions/s on one core, {limits.inference_batch} at once"),
+        ("training", limits.training * rows, f"rows/s on one core, {rows:,} at once"),
+    ]
+    told = [f"{name:12} {rate:12,.0f} {unit}" for name, rate, unit in parts]
+    ratio = updates_per_step(cfg, rows)
+    if ratio is None:
+        acting = 1 / (1 / limits.environment + 1 / limits.inference)
+        both = "acting and learning go each at its own pace (--samples-per-insert 0)"
+        return [*told, f"{'ceiling':12} {acting:12,.0f} env steps/s on each core that acts; {both}"]
+    cores = f"{limits.cores} core{'s' if limits.cores > 1 else ''}"
+    trained = f"{ratio * rows:.3g} rows trained for each"
+    return [*told, f"{'ceiling':12} {limits.ceiling(ratio):12,.0f} env steps/s on {cores}, {trained}"]

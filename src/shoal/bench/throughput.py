@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.bench.limits import Limits
+from shoal.bench.limits import Limits, gradients_per_update
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import registry
@@ -138,7 +138,7 @@ def throughput(
         "env": env.name,
         "runtime": options.runtime,
         **rates,
-        **({} if limits is None else reached(limits, rates)),
+        **({} if limits is None else reached(limits, rates, gradients_per_update(cfg))),
         "measured": f"from {WARM_UP:g} s after the first update; medians of {repeat} runs of {seconds:g} s",
         "bottleneck": runs[-1].bottleneck,
         "runs": [dataclasses.asdict(run) for run in runs],
@@ -146,11 +146,11 @@ def throughput(
     }
 
 
-def reached(limits: Limits, rates: dict[str, float]) -> dict[str, Any]:
-    """How near the rates come to the ceiling for as many transitions trained per step as there were."""
-    acted, trained = rates["env_steps_per_second"], rates["trained_steps_per_second"]
+def reached(limits: Limits, rates: dict[str, float], gradients: int) -> dict[str, Any]:
+    """How near the rates come to the ceiling for as many updates per step as there were."""
+    acted, updates = rates["env_steps_per_second"], rates["learner_steps_per_second"] * gradients
     return {
-        "ceiling": round(limits.ceiling(trained / acted), 1),
-        "share_of_ceiling": round(limits.busy(acted, trained), 3),
+        "ceiling": round(limits.ceiling(updates / acted), 1),
+        "share_of_ceiling": round(limits.busy(acted, updates), 3),
         "limits": dataclasses.asdict(limits),
     }

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-NAMES = ("config", "eval")
+NAMES = ("bench", "config", "eval")
 
 
 def run(name: str, words: Sequence[str]) -> int:

@@ -49,7 +49,7 @@ class LimitsOptions:
 
     part_seconds: Positive = 1.0
     """That each part is measured for."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Of environments and networks."""
     json: bool = False
     """The last line of stdout is one JSON object."""

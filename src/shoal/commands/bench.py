@@ -1,0 +1,100 @@
+"""`shoal bench`: what a program reaches, what the machine allows, and how fast the replay service is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from shoal.commands.algorithm import configure, take_algorithm, warm
+from shoal.commands.common import ERROR, OK, USAGE, print_json
+from shoal.config import did_you_mean, validate
+from shoal.errors import UserError
+from shoal.experiment.arguments import HELP
+from shoal.experiment.command_options import BenchOptions, LimitsOptions
+from shoal.experiment.options import RunOptions
+
+OPTIONS = ()
+
+
+def run(words: Sequence[str]) -> int:
+    kinds: dict[str, Callable[[Sequence[str]], int]] = {
+        "throughput": _throughput,
+        "limits": _limits,
+        "replay": _replay,
+    }
+    if not words or words[0] in HELP:
+        print("usage: shoal bench throughput ALGORITHM [OPTIONS]")
+        print("       shoal bench limits ALGORITHM [OPTIONS]\n       shoal bench replay [OPTIONS]")
+        return OK if words else USAGE
+    if words[0] not in kinds:
+        raise UserError(
+            f"There is no benchmark {words[0]}: choose throughput, limits or replay.{did_you_mean(words[0], kinds)}"
+        )
+    return kinds[words[0]](words[1:])
+
+
+def _throughput(words: Sequence[str]) -> int:
+    name, words = take_algorithm("bench throughput", words)
+    warm(words)
+    page, env, config, typed = configure("bench throughput", name, words, BenchOptions)
+    from shoal.bench.limits import limitless, measure_limits
+    from shoal.bench.throughput import Measurement, throughput
+    from shoal.runtime import RunFailed
+
+    bench: BenchOptions = typed.make(BenchOptions)
+    validate(bench)
+    options = RunOptions(runtime=bench.runtime, ray_address=bench.ray_address, seed=bench.seed)
+
+    def show(run: Measurement) -> None:
+        print(
+            f"{run.env_steps_per_second:12,.0f} env steps/s {run.trained_steps_per_second:12,.0f} trained steps/s "
+            f"{run.learner_steps_per_second:8,.1f} updates/s over {run.seconds:.1f} s; bottleneck: {run.bottleneck}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    # on this machine's cores alone: a GPU or a cluster has no such ceiling
+    bounded = bench.limits and bench.runtime == "local" and limitless(config) is None
+    try:
+        limits = measure_limits(page, config, env) if bounded else None
+        report = throughput(name, page, config, env, options, bench.seconds, bench.repeat, show, limits)
+    except RunFailed as failure:
+        print(f"{failure.traceback or ''}shoal: {failure}", file=sys.stderr)
+        return ERROR
+    if bench.json:
+        print_json(report)
+    else:
+        print(
+            f"{report['algorithm']} on {report['env']} ({report['runtime']}): "
+            f"{report['env_steps_per_second']:,.0f} env steps/s, {report['trained_steps_per_second']:,.0f} trained "
+            f"steps/s ({report['measured']})"
+        )
+        if limits is not None:
+            print(
+                f"{report['share_of_ceiling']:.0%} of the ceiling of {report['ceiling']:,.0f} env steps/s "
+                "(shoal bench limits shows its parts)"
+            )
+    return OK
+
+
+def _limits(words: Sequence[str]) -> int:
+    name, words = take_algorithm("bench limits", words)
+    page, env, config, typed = configure("bench limits", name, words, LimitsOptions)
+    options: LimitsOptions = typed.make(LimitsOptions)
+    validate(options)
+    from shoal.bench.limits import lines, measure_limits, report
+    from shoal.experiment.checks import prepare
+
+    prepare(page, config, env, RunOptions(seed=options.seed))
+    limits = measure_limits(page, config, env, options.part_seconds, options.seed)
+    if options.json:
+        print_json({"bench": "limits", "algorithm": name, "env": env.name, **report(limits, config)})
+    else:
+        print("\n".join(lines(limits, config)))
+    return OK
+
+
+def _replay(words: Sequence[str]) -> int:
+    from shoal.bench.replay import main as measure
+
+    return measure(list(words))

@@ -1,0 +1,101 @@
+"""What the machine allows: the arithmetic of the ceiling, and that every part is measured at the run's own sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from shoal.bench.limits import Limits, gradients_per_update, limitless, lines, measure_limits, report, updates_per_step
+from shoal.bench.throughput import reached
+from shoal.config import apply_preset
+from shoal.errors import UserError
+from shoal.experiment import registry
+from shoal.experiment.environments import describe_env
+
+# one core: a step takes 1 + 1 ms, an update of 10 rows 20 ms; so on two cores 2 / (2 + 20/10) ms = 500 steps/s
+LIMITS = Limits(
+    cores=2,
+    environment=1_000.0,
+    inference=1_000.0,
+    training=50.0,
+    environments=4,
+    inference_batch=4,
+    training_batch=10,
+)
+
+
+def config_of(name: str, **fields: Any) -> Any:
+    page = registry.load(name)
+    return page.Config(preset="none", **fields)
+
+
+def test_the_ceiling_is_all_cores_over_the_sum_of_the_parts() -> None:
+    assert LIMITS.ceiling(1 / 10) == pytest.approx(500.0)
+    assert LIMITS.ceiling(0.0) == pytest.approx(1_000.0)
+    assert LIMITS.busy(env_steps=250.0, updates=25.0) == pytest.approx(0.5)
+
+
+def test_the_share_is_that_of_the_updates_that_were_made() -> None:
+    rates = {"env_steps_per_second": 250.0, "learner_steps_per_second": 12.5}
+    told = reached(LIMITS, rates, gradients=2)
+    assert told["share_of_ceiling"] == 0.5
+    assert told["ceiling"] == 500.0
+    assert told["limits"]["training"] == 50.0
+
+
+def test_rollouts_are_trained_once_and_items_as_often_as_the_limiter_says() -> None:
+    assert updates_per_step(config_of("impala"), rows=10) == 0.1
+    assert updates_per_step(config_of("apex_dqn", samples_per_insert=2.0, batch=64), rows=64) == 2 / 64
+    assert updates_per_step(config_of("r2d2", samples_per_insert=2.0, batch=32, period=15), rows=960) == 2 / 480
+    assert updates_per_step(config_of("apex_dqn"), rows=64) is None
+
+
+def test_a_step_of_the_gradient_service_takes_several_gradients() -> None:
+    assert gradients_per_update(config_of("a3c", reduce=3)) == 3
+    assert gradients_per_update(config_of("a3c", synchronous=True, actors=4)) == 4
+    assert gradients_per_update(config_of("impala")) == 1
+
+
+def test_people_read_each_part_and_the_ceiling() -> None:
+    told = lines(LIMITS, config_of("impala"))
+    assert " ".join(told[2].split()) == "training 500 rows/s on one core, 10 at once"
+    assert " ".join(told[3].split()) == "ceiling 500 env steps/s on 2 cores, 1 rows trained for each"
+    assert "its own pace" in lines(LIMITS, config_of("apex_dqn"))[3]
+    assert report(LIMITS, config_of("impala"))["ceiling"] == 500.0
+    assert report(LIMITS, config_of("apex_dqn"))["ceiling"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "rows"),
+    [
+        ("impala", {"unroll": 5, "batch": 4, "queue": 4}, 20),
+        ("ppo", {"unroll": 5, "actors": 2, "minibatches": 2}, 40),
+        ("a3c", {"unroll": 5, "actors": 1}, 20),
+        ("apex_dqn", {"batch": 16, "learning_starts": 32, "rows": 4}, 16),
+    ],
+)
+def test_parts_have_the_sizes_of_the_run(name: str, fields: dict[str, Any], rows: int) -> None:
+    page = registry.load(name)
+    cfg = page.Config(env="CartPole-v1", envs_per_actor=4, hidden=(8,), preset="none", **fields)
+    env = describe_env(cfg)
+    limits = measure_limits(page, apply_preset(cfg, page.PRESETS, env.kind), env, seconds=0.01)
+    assert (limits.environments, limits.inference_batch, limits.training_batch) == (4, 4, rows)
+    assert min(limits.environment, limits.inference, limits.training) > 1.0
+
+
+def test_central_inference_is_measured_with_the_requests_it_puts_together() -> None:
+    page = registry.load("impala")
+    cfg = page.Config(env="CartPole-v1", envs_per_actor=4, actors=3, inference="central", batch=4, queue=8, hidden=(8,))
+    limits = measure_limits(page, cfg, describe_env(cfg), seconds=0.01)
+    assert (limits.environments, limits.inference_batch) == (4, 12)
+
+
+def test_what_has_no_such_ceiling_is_refused() -> None:
+    cfg = config_of("impala")
+    assert limitless(cfg) is None
+    for change in ({"device": "cuda"}, {"acting_device": "cuda"}, {"learners": 2}, {"learner_threads": 2}):
+        other = dataclasses.replace(cfg, **change)
+        with pytest.raises(UserError, match="ceiling is that of"):
+            measure_limits(registry.load("impala"), other, describe_env(other))
