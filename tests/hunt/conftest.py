@@ -11,6 +11,7 @@ import pytest
 from tests.hunt.bad_code import FILES
 
 from shoal import cli
+from shoal.commands import bench
 from shoal.envs import describing, trial
 from shoal.experiment import training
 
@@ -37,7 +38,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def describe(env: Any, *rest: Any) -> Any:  # a process of its own only where the environment ends it
         return apart(env, *rest) if "exit" in str(env) else describing.describe_here(env, *rest)
 
-    monkeypatch.setattr(cli, "_warm", lambda words: None)
+    for module in (cli, bench):
+        monkeypatch.setattr(module, "warm", lambda words: None)
     monkeypatch.setattr(training, "launch", launch)
     monkeypatch.setattr(trial, "describe_apart", describe)
     monkeypatch.chdir(folder)

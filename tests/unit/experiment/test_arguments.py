@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from shoal import cli
+from shoal.commands import bench
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.experiment.arguments import peek, read, suggestion
@@ -113,7 +114,8 @@ def test_what_is_suggested_is_what_was_meant_or_nothing(typed: str, known: list[
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
     """Runs a command in this process; returns its exit code and the lines it wrote to stderr."""
-    monkeypatch.setattr(cli, "_warm", lambda words: None)
+    for module in (cli, bench):
+        monkeypatch.setattr(module, "warm", lambda words: None)
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, list[str]]:
