@@ -97,7 +97,10 @@ def of_config(config: Any) -> tuple[str, Algorithm]:
     """The name and the module of the algorithm a config belongs to: where its class is defined."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         shown = f"the class {config.__qualname__}" if isinstance(config, type) else repr(config)
-        raise UserError(f"train() needs an algorithm's config, such as impala.Config(), and was given {shown}.")
+        raise UserError(
+            f"train() needs an algorithm's config, such as impala.Config(), or a file's name that ends in .toml, and "
+            f"was given {shown}."
+        )
     module = sys.modules[type(config).__module__]
     package, _, last = module.__name__.rpartition(".")
     if package == shoal.algorithms.__name__:

@@ -46,7 +46,7 @@ def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
     run broke; Ctrl-C ends the run in order before it is raised here.
     """
     started = time.monotonic()
-    if isinstance(cfg, str | os.PathLike):
+    if isinstance(cfg, os.PathLike) or (isinstance(cfg, str) and cfg.endswith(".toml")):
         cfg, options = config_files.load(Path(cfg), options)
     known = [field.name for field in dataclasses.fields(RunOptions)]
     for name in options:
