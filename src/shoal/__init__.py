@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from shoal.errors import UserError
     from shoal.experiment.options import Result
     from shoal.experiment.training import resume, train
-    from shoal.playing import Evaluation, TrainedPolicy, evaluate, load
+    from shoal.playing import Evaluation, TrainedPolicy, evaluate, load, record
     from shoal.runtime.supervise import RunFailed
 
 __version__ = "0.1.0"
@@ -21,6 +21,7 @@ __all__ = [
     "__version__",
     "evaluate",
     "load",
+    "record",
     "resume",
     "train",
 ]
@@ -30,6 +31,7 @@ _WHERE = {
     "resume": "shoal.experiment.training",
     "load": "shoal.playing.policy",
     "TrainedPolicy": "shoal.playing.policy",
+    "record": "shoal.playing.recording",
     "evaluate": "shoal.playing.evaluation",
     "Evaluation": "shoal.playing.evaluation",
     "Result": "shoal.experiment.options",

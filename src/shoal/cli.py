@@ -38,6 +38,7 @@ usage: shoal COMMAND …
   shoal resume RUN                       go on with a run that was interrupted
   shoal config RUN                       a run's options, as such a file
   shoal eval RUN                         play a trained policy again, from its run directory
+  shoal record RUN                       film a trained policy: mp4 or gif
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
   shoal completion                       a script that completes these words in bash and zsh

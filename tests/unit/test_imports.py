@@ -49,7 +49,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "algorithms checkpoints config envs errors factories loops nets program replay runtime versions",
         "numpy torch rich matplotlib",
     ),
-    "playing": ("acting envs errors experiment factories loops tree", "numpy gymnasium"),
+    "playing": ("acting envs errors experiment factories loops tree", "numpy gymnasium imageio PIL"),
     "commands": ("bench config envs errors experiment playing runtime", ""),
     "bench": ("acting envs errors experiment flat loops nets optim program replay runtime tree", "numpy torch"),
     "cli": ("commands config errors experiment runtime", ""),

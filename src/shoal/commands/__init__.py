@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-NAMES = ("bench", "config", "eval")
+NAMES = ("bench", "config", "eval", "record")
 
 
 def run(name: str, words: Sequence[str]) -> int:

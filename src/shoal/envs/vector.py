@@ -128,6 +128,21 @@ class Envs:
         self._cut = bool(state["cut"])
         self._log.load_state_dict(state["episodes"])
 
+    def picture(self) -> Any:
+        """What the first environment renders, as it gives it; for one that was made with a `render_mode`."""
+        single = getattr(self._vector, "envs", None)
+        if single:
+            return single[0].render()
+        pictures = self._vector.render()  # type: ignore[attr-defined]  # Gymnasium's vectors have it
+        return None if pictures is None else pictures[0]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The environment's own, such as how many pictures it gives per second."""
+        single = getattr(self._vector, "envs", None)
+        found = getattr(single[0] if single else self._vector, "metadata", None)
+        return found if isinstance(found, Mapping) else {}
+
     def open_episodes(self) -> int:
         """How many environments are in the middle of one."""
         return int(self.count - self._done.sum())

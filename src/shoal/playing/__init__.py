@@ -1,8 +1,9 @@
-"""A trained policy in the user's own program: loaded, asked for actions, evaluated."""
+"""A trained policy in the user's own program: loaded, asked for actions, evaluated, filmed."""
 
 from __future__ import annotations
 
 from shoal.playing.evaluation import Evaluation, evaluate
 from shoal.playing.policy import TrainedPolicy, load
+from shoal.playing.recording import Recording, record
 
-__all__ = ["Evaluation", "TrainedPolicy", "evaluate", "load"]
+__all__ = ["Evaluation", "Recording", "TrainedPolicy", "evaluate", "load", "record"]

@@ -54,7 +54,7 @@ def evaluate(
     cfg = environment_config(policy, env)
     made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed)
     try:
-        returns = play(made, policy._greedy, episodes)
+        returns = play(made, policy.greedy, episodes)
     except envs.EnvFault as fault:
         raise UserError(str(fault)) from fault
     finally:

@@ -78,7 +78,7 @@ class TrainedPolicy:
     ) -> None:
         self.observation_space, self.action_space = env.observation_space, env.native_action_space
         self.algorithm, self.config, self.run = algorithm, config, run
-        self._greedy, self._exploring = greedy, exploring
+        self.greedy, self._exploring = greedy, exploring
         self._observations = Observations(env.observation_space)
         self._to_environment = action_converter(env.native_action_space)
         self._scalar = env.native_action_space.shape == ()
@@ -101,7 +101,7 @@ class TrainedPolicy:
         `wants_reward` (R2D2); at the beginning of an episode it is not looked at.
         """
         batch, single = self._observations.take(observation)
-        policy = self._exploring if explore else self._greedy
+        policy = self._exploring if explore else self.greedy
         if not self.recurrent:
             first = np.ones(_size(batch), np.bool_)
             if explore:

@@ -1,0 +1,100 @@
+"""Films of a policy: every picture of whole episodes, complete files or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from tests.saved_runs import saved_run
+
+import shoal
+from shoal.envs import describing, trial
+from shoal.errors import UserError
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """Episodes of four steps whose pictures are as bright as the number of the step, of an odd size."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    steps = 0
+
+    def __init__(self, size: tuple[int, int] = (33, 47)) -> None:
+        self.size = size
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 4, False, {}
+
+    def render(self) -> Any:
+        return np.full((*self.size, 3), 50 * self.steps, np.uint8)
+
+
+class Hidden(Shown):
+    def render(self) -> Any:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def described_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "describe_apart", describing.describe_here)
+
+
+@pytest.mark.parametrize("ending", ["mp4", "gif"])
+def test_a_film_has_every_picture_of_whole_episodes(ending: str, tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v3")
+    run = saved_run(tmp_path / "run", env=Shown)
+    made = shoal.record(run, tmp_path / f"film.{ending}", episodes=2, seed=1)
+    assert (made.frames, made.returns) == (10, (4.0, 4.0))
+    film = imageio.imread(made.path)
+    bright = [int(picture.mean().round(-1)) for picture in film]
+    assert bright == [0, 50, 100, 150, 200] * 2
+    assert [path.name for path in tmp_path.glob("*film*")] == [f"film.{ending}"]
+
+
+def test_a_film_lies_in_the_run_directory_where_no_name_is_given(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", env=Shown)
+    assert Path(shoal.record(shoal.load(run), seed=1).path) == run / "policy.mp4"
+
+
+def test_wide_pictures_are_made_smaller_for_a_gif(tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v3")
+    run = saved_run(tmp_path / "run", env=Shown)
+    made = shoal.record(run, tmp_path / "film.gif", env=lambda: Shown((100, 800)))
+    assert imageio.imread(made.path).shape[1:3] == (50, 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("film.avi", {}, "has no format of films: give a name that ends in .mp4 or .gif"),
+        ("nowhere/film.gif", {}, "there is no folder"),
+        ("film.gif", {"episodes": 0}, "--episodes 0 is too small"),
+        ("film.gif", {"env": Hidden}, "Hidden gives no pictures"),
+        ("film.gif", {"env": "Acrobot-v1"}, "Acrobot-v1 has the observations"),
+    ],
+)
+def test_what_cannot_be_filmed_is_refused_and_leaves_no_file(
+    name: str, options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    run = saved_run(tmp_path / "run", env=Shown)
+    with pytest.raises(UserError, match=sentence):
+        shoal.record(run, tmp_path / name, **options)
+    assert not list(tmp_path.glob("*film*"))
+
+
+def test_what_is_missing_is_named_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(UserError, match=r"pip install 'shoal\[video\]'"):
+        shoal.record(saved_run(tmp_path / "run", env=Shown))
