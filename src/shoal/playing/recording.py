@@ -171,7 +171,8 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
 def _write_mp4(path: Path, pictures: _Counted, rate: float) -> None:
     import imageio.v2 as imageio
 
-    with imageio.get_writer(path, fps=rate, codec="libx264", macro_block_size=1, quality=8) as film:
+    writer: Any = imageio.get_writer(path, fps=rate, codec="libx264", macro_block_size=1, quality=8)
+    with writer as film:
         for picture in pictures:
             film.append_data(_even(picture))
 
