@@ -47,7 +47,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     ),
     "experiment": (
         "algorithms checkpoints config envs errors factories loops nets program replay runtime versions",
-        "numpy torch rich matplotlib",
+        "numpy torch rich matplotlib pandas wandb",
     ),
     "playing": ("acting envs errors experiment factories loops tree", "numpy gymnasium imageio PIL"),
     "commands": ("bench config envs errors experiment playing runtime", ""),

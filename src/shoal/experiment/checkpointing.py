@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal.checkpoints import CheckpointFailed, Checkpoints
@@ -67,6 +68,14 @@ class Checkpointer:
         best, _ = store.best()
         self._best: float | None = None if best is None else best.meta.get("eval_return")
         self.saved = 0  # checkpoints of this life
+        self._seen: tuple[int, Path | None] = (0, None)
+
+    def newest(self) -> Path | None:
+        """The checkpoint that was saved last in this life."""
+        if self.saved != self._seen[0]:
+            names = self._store.names()[1]
+            self._seen = (self.saved, self._store.directory / names[-1] if names else None)
+        return self._seen[1]
 
     # ---- while the run goes on
 

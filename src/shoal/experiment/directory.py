@@ -44,6 +44,7 @@ class RunDirectory:
         self.path = path
         self._warn = warn
         self._metrics: IO[str] | None = None
+        self.listener: Callable[[str, Mapping[str, Any]], None] | None = None  # is told every row
 
     @staticmethod
     def create(given: str | None, algorithm: str, env: str, seed: int, warn: Callable[[str], None]) -> RunDirectory:
@@ -88,6 +89,8 @@ class RunDirectory:
 
     def write_row(self, kind: str, row: Mapping[str, Any]) -> None:
         """Append to the metrics. A full disk must not end a run: one warning, and it goes on without."""
+        if self.listener is not None:
+            self.listener(kind, row)
         if self._metrics is None:
             return
         try:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from shoal import config
 from shoal.config import Amount, Count, Episodes, Positive, Seconds, Seed, Whole
 from shoal.errors import UserError
+from shoal.experiment import sinks
+from shoal.experiment.tables import Table, metrics
 
 Runtime = Literal["local", "inline", "ray"]
 
@@ -37,6 +39,7 @@ class RunOptions:
     freeze: str | None = None  # names or patterns of parameters that are not trained, such as torso or "torso.*"
     eval_every: Seconds = 0.5  # seconds from one evaluation to the next
     eval_episodes: Episodes = 10  # per evaluation
+    log: str | None = None  # tensorboard, wandb, or both with a comma: where metrics go beside the run directory
 
     def check(self) -> None:
         config.validate(self)
@@ -48,6 +51,7 @@ class RunOptions:
             raise UserError("--restore-partial needs --restore: give the run whose weights are to be loaded.")
         if self.ray_address is not None and self.runtime != "ray":
             raise UserError(f"--ray-address needs the ray runtime: add --runtime ray (it is {self.runtime}).")
+        sinks.named(self.log)
 
     def with_threshold(self, threshold: float | None) -> RunOptions:
         """Where no stop is given, the return at which the environment counts as solved, if it has one registered."""
@@ -67,7 +71,7 @@ class RunOptions:
         return "stops at " + " or ".join(given) if given else "runs until Ctrl-C"
 
 
-StoppedBy = Literal["return", "steps", "updates", "seconds", "interrupt", "failure"]
+StoppedBy = Literal["return", "steps", "updates", "seconds", "callback", "interrupt", "failure"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,16 @@ class Result:
         codes = {"interrupt": 130, "failure": 1, "seconds": 3 if missed else 0}
         code = codes.get(self.stopped_by, 0)
         return 1 if self.env_steps == 0 and self.stopped_by != "interrupt" else code
+
+    @property
+    def metrics(self) -> Table:
+        """The run's progress as columns, a row each second: counts, rates, losses. `.frame()` is a DataFrame."""
+        return metrics(self.run_dir)
+
+    @property
+    def evaluations(self) -> Table:
+        """Every evaluation as columns: eval_return, spread, env_steps, seconds, …"""
+        return metrics(self.run_dir, "evaluation")
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

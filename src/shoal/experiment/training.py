@@ -18,12 +18,14 @@ from shoal.experiment.checks import prepare
 from shoal.experiment.directory import CHECKPOINTS, RunDirectory
 from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.environments import describe_env
+from shoal.experiment.listeners import Callback, Callbacks, Listeners
 from shoal.experiment.options import Result, RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
 from shoal.experiment.replay_saves import start_replays
 from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Plan, Resumed, plan
+from shoal.experiment.sinks import Sinks, named
 from shoal.experiment.watching import stop_reason, take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import Program, node_seed
@@ -36,14 +38,23 @@ ROW_EVERY = 1.0  # seconds between two rows of metrics
 WITHOUT_UPDATE = 30.0  # seconds of training after which the user is told why there is none
 
 
-def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
+def train(
+    cfg: Any,
+    *,
+    quiet: bool = False,
+    on_progress: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+    **options: Any,
+) -> Result:
     """Train with an algorithm's config, or a config file's path, as `shoal train` does, until a stop rule is met.
 
     `options` are those of the command line: runtime, ray_address, seed, stop_return, stop_steps, stop_updates,
     stop_seconds, run_dir, max_failures, hang_seconds, checkpoint_every, checkpoint_updates, checkpoint_replay,
-    keep, restore, restore_partial, freeze, eval_every, eval_episodes. Fields of `cfg` that were not given are set by
-    the preset for the environment's kind. Raises `UserError` for what cannot work and `RunFailed` when the
-    run broke; Ctrl-C ends the run in order before it is raised here.
+    keep, restore, restore_partial, freeze, eval_every, eval_episodes, log. Fields of `cfg` that were not given are set
+    by the preset for the environment's kind. Callbacks are given a dict, of numbers or with a path, while the run goes
+    on, and end it by returning True (`shoal.experiment.listeners`). Raises `UserError` for what cannot work and
+    `RunFailed` when the run broke; Ctrl-C ends the run in order before it is raised here.
     """
     started = time.monotonic()
     if isinstance(cfg, os.PathLike) or (isinstance(cfg, str) and cfg.endswith(".toml")):
@@ -55,10 +66,12 @@ def train(cfg: Any, *, quiet: bool = False, **options: Any) -> Result:
     name, algorithm = registry.of_config(cfg)
     env = describe_env(cfg)
     cfg = config.apply_preset(cfg, algorithm.PRESETS, env.kind)
-    return _finish(Experiment(name, algorithm, cfg, env, RunOptions(**options), started), quiet)
+    callbacks = Callbacks(on_progress, on_evaluation, on_checkpoint)
+    return _finish(Experiment(name, algorithm, cfg, env, RunOptions(**options), started), quiet, callbacks)
 
 
-def _finish(experiment: Experiment, quiet: bool) -> Result:
+def _finish(experiment: Experiment, quiet: bool, callbacks: Callbacks) -> Result:
+    experiment.callbacks = callbacks
     result, failure = experiment.run(view.choose(quiet=quiet, json=False))
     if failure is not None:
         raise failure
@@ -67,7 +80,15 @@ def _finish(experiment: Experiment, quiet: bool) -> Result:
     return result
 
 
-def resume(run: str | Path, *, quiet: bool = False, **changes: Any) -> Result:
+def resume(
+    run: str | Path,
+    *,
+    quiet: bool = False,
+    on_progress: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+    **changes: Any,
+) -> Result:
     """Go on with a run that was interrupted, as `shoal resume` does. `changes` are options of `train` and fields of the
     algorithm's config that are to be others from now on."""
     started = time.monotonic()
@@ -75,7 +96,8 @@ def resume(run: str | Path, *, quiet: bool = False, **changes: Any) -> Result:
     names = {field.name for field in dataclasses.fields(RunOptions)}
     options = {name: value for name, value in changes.items() if name in names}
     found = plan(path, options, {name: value for name, value in changes.items() if name not in names})
-    return _finish(resumed_experiment(found, started), quiet)
+    callbacks = Callbacks(on_progress, on_evaluation, on_checkpoint)
+    return _finish(resumed_experiment(found, started), quiet, callbacks)
 
 
 def resumed_experiment(found: Plan, started: float) -> Experiment:
@@ -108,6 +130,7 @@ class Experiment:
         self.first_update: float | None = None
         self.notes = 0  # that were told
         self.told_waiting = False
+        self.callbacks = Callbacks()
         self.resumed = resumed
         if resumed is not None and resumed.checkpoint is not None:
             self.progress.go_on(resumed.meta)
@@ -167,14 +190,19 @@ class Experiment:
             with run:
                 interrupts.started = True
                 directory.write_config(self._record())
+                listeners = self._listen(directory, display)
                 store = Checkpoints(directory.path / CHECKPOINTS, options.keep)
                 checkpointer = Checkpointer(store, run, program, options, display.note)
                 try:
-                    stopped_by, failure = self._until_stopped(run, interrupts, directory, display, checkpointer)
+                    stopped_by, failure = self._until_stopped(
+                        run, interrupts, directory, display, checkpointer, listeners
+                    )
+                    listeners.ending = True
                     if failure is not None and not self._never_began(failure):
                         display.note(f"{failure}; the run ends, and what it has learned is saved")  # takes seconds
                     final = self._end(Ending(run, program, display.note), checkpointer, directory, display)
                 finally:
+                    listeners.close()
                     display.end()
             if failure is not None and self._never_began(failure):
                 self._discard(directory)
@@ -248,9 +276,10 @@ class Experiment:
         directory: RunDirectory,
         display: view.Display,
         checkpointer: Checkpointer,
+        listeners: Listeners,
     ) -> tuple[StoppedBy, Exception | None]:
         try:
-            return self._watch(run, interrupts, directory, display, checkpointer), None
+            return self._watch(run, interrupts, directory, display, checkpointer, listeners), None
         except KeyboardInterrupt:
             return "interrupt", None
         except Exception as error:
@@ -264,6 +293,7 @@ class Experiment:
         directory: RunDirectory,
         display: view.Display,
         checkpointer: Checkpointer,
+        listeners: Listeners,
     ) -> StoppedBy:
         metrics, progress = run.client(METRICS), self.progress
         begin, next_row = time.monotonic(), 0.0
@@ -284,8 +314,18 @@ class Experiment:
                 directory.write_row("progress", progress.row())
             now = progress.seconds if self.options.runtime == "inline" else elapsed
             checkpointer.tick(now, progress.count("learner_steps"), progress.best, lambda: self._describe(directory))
+            listeners.checkpoint(checkpointer.newest(), progress.count("learner_steps"))
+            reason = reason or ("callback" if listeners.stop else None)
             display.update(progress)
         return reason
+
+    def _listen(self, directory: RunDirectory, display: view.Display) -> Listeners:
+        """Have callbacks and the sinks of `--log` hear of every row that is written."""
+        listeners = Listeners(self.callbacks, display.note)
+        step = 0 if self.resumed is None else int(self.resumed.meta.get("env_steps", 0))
+        listeners.begin(Sinks(named(self.options.log), directory.path, self._record(), step, display.note))
+        directory.listener = listeners.tell
+        return listeners
 
     def _take(
         self,
