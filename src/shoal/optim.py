@@ -170,6 +170,16 @@ class Remote:
         """Steps the service had made when it sent these parameters."""
         return self._service.version
 
+    @property
+    def lives(self) -> int:
+        """How often servers have been started again: after that versions may be lower than before."""
+        return sum(self._service.lives)
+
+    @property
+    def lost_updates(self) -> int:
+        """Steps that were lost with servers."""
+        return self._service.lost_updates
+
     @torch.no_grad()
     def pull(self, steps: int = 1, timeout: float | None = None) -> bool:
         """Load parameters that are `steps` or more newer, waiting for them; False when there were none in time."""

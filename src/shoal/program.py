@@ -51,7 +51,7 @@ class Node:
     resources: Resources = ANYWHERE
     restart: bool = False  # a lost node is started again; otherwise its loss ends the run
     spread: bool = False  # over the machines of a cluster; otherwise it stays with the driver
-    start: Any = None  # the state that it takes in its first life
+    start: Any = None  # the state that it takes when it is built
 
     def callees(self) -> list[str]:
         """The nodes this one holds handles to, in order of appearance."""
@@ -61,7 +61,7 @@ class Node:
         """Make the node's object, every handle replaced by `client(name)`."""
         args, kwargs = _substitute((self.args, self.kwargs), client)
         built = self.factory(*args, **kwargs)
-        if self.start is not None and current().restarts == 0:
+        if self.start is not None:
             built.load_state_dict(self.start)
         return built
 
@@ -85,7 +85,7 @@ class Program:
 
     def start_from(self, name: str, state: Any) -> None:
         """Have a node take a state (`load_state_dict`) when it is started for the first time, before anything calls
-        it."""
+        it. What it takes in later lives is the supervisor's to say."""
         self.nodes[name] = replace(self.nodes[name], start=state)
 
     def place(self, pattern: str, resources: Resources | None = None, restart: bool | None = None) -> None:

@@ -131,11 +131,23 @@ class Condition:
             self._condition.notify_all()
 
 
+_ends = threading.Event()
+
+
+def end_process() -> None:
+    """This process is about to end: nobody in it sleeps any more, or waits for a node that comes back."""
+    _ends.set()
+
+
+def process_ends() -> bool:
+    return _ends.is_set()
+
+
 def sleep(seconds: float) -> None:
-    """Let `seconds` pass."""
+    """Let `seconds` pass, or as many as the process has left."""
     current = scheduler()
     if current is None:
         with waiting():
-            time.sleep(seconds)
+            _ends.wait(seconds)
     else:
         current.wait_for(lambda: False, seconds, f"{seconds:.3g} s to pass")

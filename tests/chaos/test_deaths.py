@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from victim import small_program
 
 from leftovers import temporary_files
 from shoal import envs
-from shoal.algorithms import apex_dqn
+from shoal.algorithms import a3c, apex_dqn
 from shoal.loops.wiring import Settings
-from shoal.program import Handle, Program
-from shoal.runtime import Run, RunFailed, Supervisor, launch
+from shoal.program import Handle, NodeDied, Program
+from shoal.runtime import Run, Supervisor, launch
 from shoal.runtime.local.zygote import Zygote
 from shoal.runtime.supervise import Loss
 
@@ -67,69 +67,114 @@ def test_a_killed_actor_is_back_within_five_seconds_and_is_counted(runtime: str)
         assert run.supervisor.restarts == {"actor/0": 1}
 
 
+def counts(run: Run, metrics: Any) -> dict[str, float]:
+    """What has been counted; while the metrics are on their way back they are waited for."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        try:
+            found: dict[str, float] = metrics.snapshot()["counts"]
+            return found
+        except NodeDied:
+            assert time.monotonic() < deadline, "the metrics do not come back"
+            run.wait(0.1)
+
+
 def goes_on(run: Run, metrics: Any, victim: str, updates: int = 20) -> None:
     """Kill a node; the run must bring it back and make further updates."""
+    deadline = time.monotonic() + 90.0
+    while victim not in run.pids():
+        run.wait(0.02)
+        assert time.monotonic() < deadline, f"{victim} is not there"
     old = run.pids()[victim]
     os.kill(old, signal.SIGKILL)
-    deadline = time.monotonic() + 90.0
     while run.pids().get(victim, old) == old:
         run.wait(0.02)
         assert time.monotonic() < deadline, f"{victim} does not come back"
-    before = metrics.snapshot()["counts"]["learner_steps"]
-    while metrics.snapshot()["counts"]["learner_steps"] < before + updates:
+    before = counts(run, metrics).get("learner_steps", 0)
+    while counts(run, metrics).get("learner_steps", 0) < before + updates:
         run.wait(0.1)
-        assert time.monotonic() < deadline, "the run does not go on learning"
-    assert run.supervisor.restarts[victim] == 1
+        assert time.monotonic() < deadline, f"without {victim} the run does not go on learning"
+    assert run.supervisor.restarts[victim] >= 1
 
 
-def goes_on_without_blame(runtime: str, victim: str) -> None:
+def grouped_program() -> Program:
+    return small_program(actors=2, learners=2)
+
+
+def central_program() -> Program:
+    return small_program(actors=2, inference="central")
+
+
+def two_actors() -> Program:
+    return small_program(actors=2)
+
+
+def sharded_program() -> Program:
+    options: dict[str, Any] = {"actors": 2, "shards": 2, "envs_per_actor": 4, "rows": 4, "hidden": (8,), "batch": 8}
+    cfg = apex_dqn.Config(env="CartPole-v1", learning_starts=16, **options)
+    return apex_dqn.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
+
+
+def workers_program() -> Program:
+    cfg = a3c.Config(env="CartPole-v1", actors=2, envs_per_actor=2, unroll=5, hidden=(8,))
+    return a3c.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
+
+
+@pytest.mark.parametrize(
+    ("described", "victims"),
+    [
+        (two_actors, ["metrics", "weights", "learner", "replay"]),
+        (sharded_program, ["replay"]),
+        (workers_program, ["gradients", "learner", "metrics", "weights"]),
+        pytest.param(central_program, ["inference/0"], marks=pytest.mark.slow),
+        pytest.param(grouped_program, ["learner/1", "learner", "group"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_whoever_is_killed(runtime: str, described: Callable[[], Program], victims: list[str]) -> None:
     losses: list[Loss] = []
-    with launch(small_program(actors=2), runtime, supervisor=Supervisor(on_loss=losses.append)) as run:
-        goes_on(run, learning(run), victim)
-    assert [loss.node for loss in losses] == [victim], "those who only suffered from it are not blamed"
+    with launch(described(), runtime, supervisor=Supervisor(on_loss=losses.append)) as run:
+        metrics = learning(run)
+        for victim in victims:
+            goes_on(run, metrics, victim)
+    assert [loss.node for loss in losses] == victims, "those who only suffered from it are not blamed"
 
 
-@pytest.mark.parametrize("victim", ["learner", "replay"])
-def test_a_run_goes_on_when_the_learner_or_the_replay_is_killed(runtime: str, victim: str) -> None:
-    goes_on_without_blame(runtime, victim)
+def test_actors_outlive_services_that_are_killed() -> None:
+    """They wait for a replay and go on with old weights: what they are in the middle of is not lost with others."""
+    with launch(two_actors(), "local") as run:
+        metrics = learning(run)
+        before = {name: pid for name, pid in run.pids().items() if name.startswith("actor/")}
+        for victim in ("metrics", "weights", "replay"):
+            goes_on(run, metrics, victim)
+        assert {name: pid for name, pid in run.pids().items() if name.startswith("actor/")} == before
+        assert counts(run, metrics).get("lost_episodes", 0) == 0
 
 
-def test_a_run_goes_on_when_the_weight_service_is_killed_whose_memory_others_hold() -> None:
-    goes_on_without_blame("local", "weights")
+def test_counts_do_not_fall_when_the_metrics_are_killed_under_an_experiment(tmp_path: Path) -> None:
+    small = {"envs_per_actor": 4, "unroll": 5, "batch": 4, "queue": 8, "hidden": (8,)}
+    command = [sys.executable, "-m", "shoal", "train", "impala", "--run-dir", str(tmp_path / "run"), "--stop-steps"]
+    words = [word for name, value in small.items() for word in (f"--{name.replace('_', '-')}", str(value).strip("(),"))]
+    process = subprocess.Popen([*command, "60000", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    kill_nodes_named(process, "metrics", tmp_path / "run" / "metrics.jsonl")
+    assert process.wait(120.0) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["counts"].get("env_steps", 0) for row in rows if row["kind"] == "progress"]
+    assert [row["node"] for row in rows if row["kind"] == "loss"] == ["metrics"]
+    assert steps == sorted(steps)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 60000 <= summary["env_steps"] < 60000 + 2 * 4 * 5, "none is lost, none is counted twice"
 
 
-def test_a_run_goes_on_when_the_inference_server_is_killed(runtime: str) -> None:
-    with launch(small_program(actors=2, inference="central"), runtime) as run:
-        goes_on(run, learning(run), "inference/0")
-
-
-def test_a_run_goes_on_when_the_front_of_several_shards_is_killed(runtime: str) -> None:
-    with launch(sharded_program(), runtime) as run:
-        goes_on(run, learning(run), "replay")
-
-
-def ends_with_one_sentence(runtime: str, victim: str) -> None:
-    with launch(small_program(actors=2), runtime) as run:
-        learning(run)
-        os.kill(run.pids()[victim], signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(RunFailed) as caught:
-            run.wait(20.0)
-        assert time.monotonic() - began < 10.0
-    assert str(caught.value).startswith(f"node {victim!r} was killed")
-    assert "\n" not in str(caught.value)
-    assert caught.value.node == victim
-
-
-def test_what_nobody_can_replace_ends_the_run_with_one_sentence(runtime: str) -> None:
-    ends_with_one_sentence(runtime, "metrics")
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_where_nobody_shares_memory_the_loss_of_the_weight_service_ends_the_run() -> None:
-    ends_with_one_sentence("ray", "weights")
+def kill_nodes_named(process: subprocess.Popen[str], name: str, rows: Path) -> None:
+    """Once the run has learned for a while."""
+    deadline = time.monotonic() + 60.0
+    while not rows.exists() or '"learner_steps": ' not in rows.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    found = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == name]
+    for child in found:
+        child.kill()
+    assert found
 
 
 def test_a_run_goes_on_when_the_zygote_is_killed_and_an_actor_after_it() -> None:
@@ -238,12 +283,6 @@ def test_nobody_outlives_a_parent_that_was_told_to_end(
     os.kill(victim.pid, death)
     victim.wait(15.0)
     assert_gone(processes, files)
-
-
-def sharded_program() -> Program:
-    options: dict[str, Any] = {"actors": 2, "shards": 2, "envs_per_actor": 4, "rows": 4, "hidden": (8,), "batch": 8}
-    cfg = apex_dqn.Config(env="CartPole-v1", learning_starts=16, **options)
-    return apex_dqn.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
 
 
 def test_a_killed_replay_shard_costs_its_own_items_and_comes_back(runtime: str) -> None:

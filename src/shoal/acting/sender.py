@@ -6,39 +6,63 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from shoal.acting.policy import GivesPriorities, Policy
-from shoal.program import Done, Future, current, futures
-from shoal.replay import Block, Inserted, Pattern, Replay, ShardedReplay, Writer
+from shoal.program import Done, Future, NodeDied, current, futures
+from shoal.replay import Block, Inserted, Pattern, Replay, ShardedReplay, ShardsLost, Writer
+from shoal.retry import patiently
 from shoal.types import Columns
+
+LOST = (NodeDied, ShardsLost)
 
 _NOTHING = Done(Inserted({}, {}))
 
 
 class PipelinedInserts:
     """A replay service as an actor sees it that goes on while its last block is being stored: the answer to an insert
-    is the one before it."""
+    is the one before it. When the service was lost, so was the block before; the next one waits for its own answer."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
         self._last: Future = _NOTHING
+        self._rows = 0  # of the block whose answer is still to come
+        self.lost_rows = 0
+        self._alone = False
         self.forget_writer = replay.forget_writer
 
     def insert(self, block: Block, timeout: float | None = None) -> Inserted:
+        if self._alone:
+            result: Inserted = self._replay.insert(block, timeout)
+            self._alone = False
+            return result
         before, self._last = self._last, _NOTHING  # where sending fails there is nothing to wait for
+        rows, self._rows = self._rows, _rows(block)
         self._last = futures(self._replay).insert(block, timeout)  # copied out while the one before is being stored
-        result: Inserted = before.result()
+        try:
+            result = before.result()
+        except NodeDied:
+            self.lost_rows += rows
+            self._last, self._rows, self._alone = _NOTHING, 0, True
+            raise
         return result
+
+
+def _rows(block: Block) -> int:
+    """How many there are, of all environments."""
+    shape = next(iter(block.columns.values())).shape
+    return int(shape[0] * shape[1])
 
 
 class Sender:
     """Hands blocks of rows to a writer of its own.
 
-    Of several replay services it writes to the one at `home`, and if that is lost to the next.
+    Of several replay services it writes to the one at `home`, and if that is lost to the next. While none answers it
+    waits; a block that is sent twice by that is stored once.
     """
 
     def __init__(
         self, policy: Policy, replays: Sequence[Replay], patterns: Mapping[str, Pattern], name: str, home: int = 0
     ) -> None:
-        receiver = PipelinedInserts(replays[0]) if len(replays) == 1 else ShardedReplay(list(replays), home=home)
+        self._pipelined = PipelinedInserts(replays[0]) if len(replays) == 1 else None
+        receiver = self._pipelined or ShardedReplay(list(replays), home=home)
         prioritizing = policy if isinstance(policy, GivesPriorities) else None
         self._priorities = prioritizing.priorities if prioritizing else None
         self._writer = Writer(
@@ -51,4 +75,14 @@ class Sender:
         )
 
     def __call__(self, block: Columns) -> None:
-        self._writer.append(block, self._priorities)
+        try:
+            self._writer.append(block, self._priorities)
+        except LOST:  # the writer has kept the block
+            patiently(self._writer.flush, lost=LOST)
+
+    def take_lost_rows(self) -> int:
+        """Rows, since the last time, that were on their way to a service that was lost."""
+        if self._pipelined is None:
+            return 0
+        lost, self._pipelined.lost_rows = self._pipelined.lost_rows, 0
+        return lost

@@ -17,6 +17,8 @@ from shoal.experiment.options import RunOptions
 from shoal.experiment.replay_saves import REPLAY, folder_of, saving_nodes
 from shoal.program import Future, Handle, NodeDied, Program, futures
 from shoal.runtime import Run
+from shoal.services.gradients import STATES
+from shoal.services.metrics import LASTING
 from shoal.versions import NONE, number
 
 LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
@@ -49,9 +51,16 @@ class Checkpointer:
     """Saves a checkpoint every so often, and one at the end."""
 
     def __init__(
-        self, store: Checkpoints, run: Run, program: Program, options: RunOptions, note: Callable[[str], None]
+        self,
+        store: Checkpoints,
+        run: Run,
+        program: Program,
+        options: RunOptions,
+        note: Callable[[str], None],
+        replays_saved: Callable[[Mapping[str, str]], None] = lambda tags: None,
     ) -> None:
         self._store, self._run, self._note = store, run, note
+        self._tell_saved = replays_saved
         self._every, self._updates_between = options.checkpoint_every, options.checkpoint_updates
         self._asked = asked_for(program)
         self._replays = saving_nodes(program) if options.checkpoint_replay else []
@@ -171,6 +180,7 @@ class Checkpointer:
             best = states.pop(EVALUATOR.name, None)
             parts, meta = as_parts(states, meta)
             self._store.save(parts, meta)
+            self._tell_saved(meta.get(REPLAY, {}))
             self.saved += 1
             if best is not None and (self._best is None or best[0] > self._best):
                 told = {"eval_return": best[0], "updates": number(best[1])}
@@ -195,11 +205,15 @@ def as_parts(states: States, meta: dict[str, Any]) -> tuple[States, dict[str, An
         parts["weights"] = dict(published[1])
     gradients = [state for name, state in states.items() if name.partition("/")[0] == "gradients" and state is not None]
     updates = max(state["version"] for state in gradients) if gradients else parts[LEARNER.name]["updates"]
-    counts = {**parts[METRICS.name]["counts"], "learner_steps": float(updates)}
-    parts[METRICS.name] = {**parts[METRICS.name], "counts": counts, "evaluations": meta["evaluations"]}
-    if gradients:
-        counted = {name: max(state["counts"].get(name, 0) for state in gradients) for name in gradients[0]["counts"]}
-        parts[LEARNER.name] = {"counted": {**counted, "version": updates}}
+    metrics = {**parts[METRICS.name], "evaluations": meta["evaluations"]}
+    counted = {"learner_steps": float(updates)}
+    if gradients:  # the service counts on from there
+        lives = metrics.get("lives", {})
+        _, counts = lives.get(STATES, (LASTING, {}))
+        metrics["lives"] = {**lives, STATES: [LASTING, {**counts, **counted}]}
+    else:
+        metrics["counts"] = {**metrics["counts"], **counted}
+    parts[METRICS.name] = metrics
     return parts, {**meta, "updates": int(updates)}
 
 
@@ -208,7 +222,7 @@ def start_program(program: Program, parts: Mapping[str, Any]) -> int:
     nodes = {part_name(name): name for name in program.nodes}
     unplaced = 0
     for part, state in parts.items():
-        if part == LEARNER.name and "counted" not in state:
+        if part == LEARNER.name:
             program.start_from(WEIGHTS.name, {"version": NONE, "weights": {}, "snapshot": state})
         elif part in nodes and part != "weights":
             program.start_from(nodes[part], state)

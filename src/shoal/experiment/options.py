@@ -93,6 +93,7 @@ class Result:
     reached: bool  # confirmed by the evaluator on fresh episodes
     seconds_to_target: float | None  # train_seconds when it was confirmed
     restarts: int
+    lost: dict[str, int]  # with nodes: updates made, items and rows of replays, open episodes of actors
     run_dir: str
     stopped_by: StoppedBy
     preset: str

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WINDOW = 5.0  # seconds over which "now" is averaged
+LOST = ("updates", "items", "rows", "episodes")  # kinds of what is counted as lost
 STARTING = "starting"  # not part of the work
 WAITS = 0.15  # a node that waits for less than this part of its time is not held up
 
@@ -97,6 +98,10 @@ class Progress:
 
     def count(self, name: str) -> int:
         return int(self.counts.get(name, 0))
+
+    def lost(self) -> dict[str, int]:
+        """What was lost with nodes, as far as there is any."""
+        return {kind: self.count(f"lost_{kind}") for kind in LOST if self.count(f"lost_{kind}")}
 
     def row(self) -> dict[str, Any]:
         """The state as a row of the run's metrics."""

@@ -22,9 +22,10 @@ from shoal.experiment.listeners import Callback, Callbacks, Listeners
 from shoal.experiment.options import Result, RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
-from shoal.experiment.replay_saves import start_replays
+from shoal.experiment.replay_saves import REPLAY, start_replays
 from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Plan, Resumed, plan
+from shoal.experiment.reviving import Reviving
 from shoal.experiment.sinks import Sinks, named
 from shoal.experiment.watching import stop_reason, take_snapshot, user_error
 from shoal.loops.wiring import Settings
@@ -180,6 +181,9 @@ class Experiment:
             try:
                 program, told = self._program()
                 display.begin([*self._begin_lines(directory), *told])
+                meta = {} if self.resumed is None else self.resumed.meta
+                self.reviving = Reviving(program, directory.path, meta.get(REPLAY, {}), display.note)
+                self.reviving.attach(supervisor)
                 run = launch(
                     program, options.runtime, seed=self._seed(), supervisor=supervisor, ray_address=options.ray_address
                 )
@@ -192,7 +196,7 @@ class Experiment:
                 directory.write_config(self._record())
                 listeners = self._listen(directory, display)
                 store = Checkpoints(directory.path / CHECKPOINTS, options.keep)
-                checkpointer = Checkpointer(store, run, program, options, display.note)
+                checkpointer = Checkpointer(store, run, program, options, display.note, self.reviving.saved)
                 try:
                     stopped_by, failure = self._until_stopped(
                         run, interrupts, directory, display, checkpointer, listeners
@@ -343,6 +347,7 @@ class Experiment:
             display.note(note)
             directory.write_row("note", {"text": note, "seconds": progress.seconds})
         self.notes = len(snapshot["notes"])
+        self.reviving.read(snapshot, progress.evaluations)
         self.first_update = snapshot["first_update"]
 
     def _end(self, ending: Ending, checkpointer: Checkpointer, directory: RunDirectory, display: view.Display) -> Final:
@@ -426,6 +431,7 @@ class Experiment:
             reached=confirmed is not None,
             seconds_to_target=None if confirmed is None else round(confirmed["seconds"], 3),
             restarts=sum(supervisor.restarts.values()),
+            lost=progress.lost(),
             run_dir=str(directory.path),
             stopped_by=stopped_by,
             target=options.stop_return,

@@ -132,6 +132,11 @@ def many(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def lost(counts: Mapping[str, int]) -> str:
+    """What was lost with nodes, in words."""
+    return "lost " + ", ".join(many(count, kind.removesuffix("s")) for kind, count in counts.items())
+
+
 def line(progress: Progress) -> str:
     """The state of a run on one line."""
     if not progress.counts:
@@ -150,6 +155,8 @@ def line(progress: Progress) -> str:
         parts.append(f"staleness {progress.values['staleness']:.1f}")
     if progress.restarts:
         parts.append(f"restarts {progress.restarts}")
+    if progress.lost():
+        parts.append(lost(progress.lost()))
     if progress.count("refused_updates"):
         parts.append(f"refused {progress.count('refused_updates')}")
     if progress.quiet >= NO_NEWS:
@@ -204,6 +211,8 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
     if "staleness" in values:
         weights += f" · what is learned from is {values['staleness']:.1f} updates old"
     troubles = f"{many(progress.restarts, 'restart')} · {many(progress.count('refused_updates'), 'update')} refused"
+    if progress.lost():
+        troubles += f" · {lost(progress.lost())}"
     return [
         ("evaluated", judged),
         ("acting", acting or "no episode yet"),
@@ -254,6 +263,8 @@ def summary(result: Result) -> list[str]:
         f"{result.learner_steps:,} updates; {result.wall_seconds:.1f} s in all"
     )
     lines.append(f"{many(result.restarts, 'restart')}, {many(result.refused_updates, 'update')} refused")
+    if result.lost:
+        lines.append(f"{lost(result.lost)} with nodes that were started again")
     lines.append(f"bottleneck: {result.bottleneck}")
     lines.append(f"run directory: {result.run_dir}")
     if result.saved_version is not None:

@@ -31,7 +31,7 @@ def stop_reason(options: RunOptions, progress: Progress, finished: bool, interru
 
 
 def take_snapshot(run: Run, metrics: Any, evaluations_from: int) -> dict[str, Any] | None:
-    """The metrics as they are now; None when they do not come in time."""
+    """The metrics as they are now; None when they do not come in time, or are being started again."""
     try:
         call, waited = futures(metrics).snapshot(evaluations_from), 0.0
         while not call.done():
@@ -42,8 +42,8 @@ def take_snapshot(run: Run, metrics: Any, evaluations_from: int) -> dict[str, An
         snapshot: dict[str, Any] = call.result()
         return snapshot
     except NodeDied:
-        run.wait(1.0)  # the supervisor finds out which node was lost first, and raises that
-        raise
+        run.wait(LATE)  # the supervisor finds out, and raises when the run cannot go on
+        return None
 
 
 def user_error(failure: Exception) -> str | None:

@@ -13,8 +13,9 @@ from shoal.envs import EnvFault, Envs
 from shoal.envs.state import NoState
 from shoal.envs.vector import Step
 from shoal.loops.loop import RowLoop
-from shoal.program import Future, current, futures
+from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
+from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
@@ -30,8 +31,9 @@ class EnvRunner:
         self.envs = envs
         self.report = Reporter(metrics)
         self.observation = envs.reset()
-        self._metrics = metrics
-        self._limited = metrics.step_limit() is not None
+        self._limited = patiently(metrics.step_limit) is not None
+        if current().restarts:
+            self.report.count("lost_episodes", envs.count)  # those that its last life was in
 
     def step(self, action: Any) -> Step:
         self.report.lap("inference")
@@ -70,7 +72,7 @@ class EnvRunner:
         """Count the block; False when the run has all the steps that it was given."""
         report, more = self.report, True
         if self._limited:  # counted where all actors' steps meet, so that none goes on for longer than a block
-            more = self._metrics.spend_steps(report.take("env_steps"))
+            more = report.spend_steps()
         for episode in self.envs.episodes():
             report.count("episodes")
             report.average("actor_return", episode.return_)
@@ -111,7 +113,7 @@ class ActorLoop(RowLoop):
         self._weights = weights
         self._synchronous = synchronous
         self._fetching: Future | None = None
-        found = weights.wait(NONE)
+        found = patiently(lambda: weights.wait(NONE))
         if found is not None:
             self._recorder.load(*found)
         self._runner.report.lap("starting")
@@ -143,7 +145,7 @@ class ActorLoop(RowLoop):
         if self._runner.load_state_dict(state["environments"]):
             recorder.load_state_dict(state["recorder"])
             recorder.begin_stream()
-        if (found := self._weights.newer(NONE)) is not None:
+        if (found := patiently(lambda: self._weights.newer(NONE))) is not None:
             recorder.load(*found)
 
     def _row_state(self) -> dict[str, Any]:
@@ -154,12 +156,14 @@ class ActorLoop(RowLoop):
 
     def _ship(self, block: Columns) -> None:
         self._send(block)
+        if lost := self._send.take_lost_rows():
+            self._runner.report.count("lost_rows", lost)
         self._runner.report.lap("waiting to insert")
 
     def _refresh(self) -> None:
         """Take newer weights when they have arrived; ask for them without waiting, unless synchronous."""
         if self._synchronous:
-            found: Any = self._weights.wait(self._recorder.version)
+            found: Any = patiently(lambda: self._weights.wait(self._recorder.version))
             if found is not None:
                 self._recorder.load(*found)
             self._runner.report.lap("waiting for weights")
@@ -167,8 +171,11 @@ class ActorLoop(RowLoop):
         if self._fetching is None:
             self._fetching = futures(self._weights).newer(self._recorder.version)
         if self._fetching is not None and self._fetching.done():
-            found = self._fetching.result()
-            self._fetching = None
+            fetching, self._fetching = self._fetching, None
+            try:
+                found = fetching.result()
+            except NodeDied:  # on its way back: it goes on with what it has
+                found = None
             if found is not None:
                 self._runner.report.values["acting_staleness"] = updates_between(self._recorder.version, found[0])
                 self._recorder.load(*found)

@@ -12,6 +12,7 @@ from shoal.acting import Policy, with_last_reward, zero_where
 from shoal.envs import Envs
 from shoal.loops.loop import Loop
 from shoal.program import current
+from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.sync import Condition, monotonic, sign_of_life
@@ -91,7 +92,7 @@ class Evaluator(Loop):
         report = self._reporter
         with self._at_work:
             self._at_work.wait_for(lambda: self._finishing, max(0.0, self._next - monotonic()), "the next evaluation")
-        found = None if self._finishing else self._weights.wait(self._version)
+        found = None if self._finishing else patiently(lambda: self._weights.wait(self._version))
         begun = monotonic()
         report.lap("waiting")
         if self._finishing or self._confirmed is not None:
@@ -166,7 +167,7 @@ class Evaluator(Loop):
             if reached and self._confirmed is None:  # before it is told: who hears of it may ask for the weights
                 self._confirmed = (version, weights)
             self._reporter.values["eval_return"] = record["eval_return"]
-            self._metrics.evaluation(record)
+            patiently(lambda: self._metrics.evaluation(record))
 
     def _play(self, episodes: int, give_up: Callable[[], bool]) -> list[float]:
         returns = evaluate(self._envs, self._policy, episodes, give_up)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shoal.batches import Batch
+from shoal.loops.keeper import Keeper
 from shoal.loops.loop import Loop
 from shoal.loops.prefetch import Prefetch
 from shoal.nets.targets import copy_to_targets
@@ -18,18 +19,17 @@ from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_weights, import_weights
 from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.replay import Replay, Sample
+from shoal.retry import patiently
 from shoal.services.group import Group, Member
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import as_arrays, as_tensors, has_state
-from shoal.sync import monotonic, sleep
+from shoal.sync import scheduler, sleep
 from shoal.types import Columns
 from shoal.versions import NONE, make_version, number
 
 MAX_REFUSED = 10  # updates refused in a row before the run gives up
-PATIENCE = 1.0  # seconds after which one of several learners asks for its data anew
-SNAPSHOT_EVERY = 2.0  # seconds, at the least, between two snapshots for the learner's next life
-SNAPSHOT_SHARE = 0.01  # of the learner's time that they may take
+PATIENCE = 1.0  # seconds after which a learner asks for its data anew, and looks around meanwhile
 
 
 class NonFinite(RuntimeError):
@@ -93,12 +93,13 @@ class LearnerLoop(Loop):
         self._updates = 0
         self.progress = 0  # updates applied in this life; the supervisor asks for it
         self._refused = 0
-        self._next_snapshot = 0.0
         self._reporter = Reporter(metrics)
+        self._keeper = Keeper(weights)
         self._watching: Future | None = None
+        self._lost_items: int | None = None  # as the front of several services said last
         self._calls = Background()  # to the replay
         self._largest: Callable[[float], float] = float
-        timeout = None
+        timeout = PATIENCE if scheduler() is None else None  # inline nobody is lost while it waits
         if group is None:
             self._learner, self._generation = make_learner(current().seed), current().restarts
         else:
@@ -118,6 +119,7 @@ class LearnerLoop(Loop):
             observation_space,
             self._device,
             ahead=prefetch,
+            idle=self._look_around,
         )
         self._reporter.lap("starting")
 
@@ -166,10 +168,11 @@ class LearnerLoop(Loop):
             self._calls.add(futures(self._replay).trim(self._table))
         if self._updates % self._publish_every == 0:
             self._publish()
-        if self._leads and monotonic() >= self._next_snapshot:
+        if self._leads and self._keeper.due():
             self._keep_snapshot()
         report.lap("publishing")
         if report.due():
+            self._look_around()
             if self._leads:
                 report.values.update(measured)
                 report.values.update(self._measure(sample))
@@ -216,9 +219,11 @@ class LearnerLoop(Loop):
     def _start_from_snapshot(self, alone: bool) -> None:
         """Begin where the last life's newest snapshot was, or as made; all learners of a group begin as rank 0 does."""
         if not self._leads:
-            self._weights.wait(make_version(self._generation, 0) - 1)
-        kept = self._weights.kept_snapshot()
-        found = self._weights.newer(NONE) if kept is None and current().restarts else None
+            patiently(lambda: self._weights.wait(make_version(self._generation, 0) - 1))
+        kept = patiently(self._weights.kept_snapshot)
+        found = patiently(lambda: self._weights.newer(NONE)) if current().restarts else None
+        reached = 0 if found is None else number(found[0])
+        found = found if kept is None else None
         if found is not None:  # the service was lost too: what it shared is left
             self._updates = number(found[0])
             import_weights(self._learner.network, found[1])
@@ -227,14 +232,18 @@ class LearnerLoop(Loop):
             if self._leads and not alone:
                 sleep(2 * PATIENCE)  # what lost learners asked for must not be answered with data for the new ones
         if self._leads:
+            self._reporter.count("lost_updates", max(0, reached - self._updates))
             self._keep_snapshot()
         self._publish()
 
     def _keep_snapshot(self) -> None:
-        begun = monotonic()
-        with contextlib.suppress(NodeDied):
-            self._weights.keep_snapshot(as_arrays(self.state_dict()))
-        self._next_snapshot = begun + max(SNAPSHOT_EVERY, (monotonic() - begun) / SNAPSHOT_SHARE)
+        self._keeper.keep(lambda: as_arrays(self.state_dict()))
+
+    def _look_around(self) -> None:
+        """Bring a weight service that was lost what it needs: others may wait for it, and this learner for them."""
+        if self._leads and self._keeper.lacks(self._published):
+            self._publish()
+            self._keep_snapshot()
 
     # ---- measurements
 
@@ -249,6 +258,7 @@ class LearnerLoop(Loop):
                 table = watching.result()[self._table]
             except NodeDied:  # on its way back: the next sample waits for it
                 return values
+            self._count_lost_items(table.get("lost_items"))
             values["replay_size"] = table["size"]
             values["replay_age_seconds"] = table.get("age_seconds_mean", 0.0)
             if table["inserts_per_second"]:
@@ -256,6 +266,14 @@ class LearnerLoop(Loop):
         if self._watching is None:
             self._watching = futures(self._replay).info()
         return values
+
+    def _count_lost_items(self, of_shards: int | None) -> None:
+        """Items that were lost with a replay; the front of several, which holds none, says what was lost with them."""
+        if of_shards is None:
+            self._reporter.set_count("lost_items", self._prefetch.lost_items)
+            return
+        before, self._lost_items = self._lost_items or 0, of_shards
+        self._reporter.count("lost_items", of_shards - before if of_shards >= before else of_shards)
 
     def _check_applied(self, applied: bool) -> None:
         """Give up when too many updates in a row were refused."""

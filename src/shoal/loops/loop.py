@@ -28,7 +28,7 @@ class Loop:
 
     def report(self) -> None:
         """Report what has been counted so far; returns when it has arrived."""
-        self._reporter.flush().result()
+        self._reporter.flush_and_wait()
 
     def doing(self) -> tuple[str, int]:
         """The activity that it is in, and how many there have been: a number that stands still shows a hang."""

@@ -10,11 +10,9 @@ import torch
 
 from shoal.batches import Batch, to_batch
 from shoal.program import Future, NodeDied
-from shoal.replay import ReplayTimeout, Sample
-from shoal.sync import monotonic, sleep
-
-RECONNECT = 60.0  # seconds in which a replay service that was lost must be back
-PAUSE = 0.1  # seconds between two attempts to reach it
+from shoal.replay import ReplayTimeout, Sample, ShardsLost
+from shoal.retry import PAUSE, RECONNECT
+from shoal.sync import monotonic, process_ends, sleep
 
 
 class Prefetch:
@@ -24,9 +22,17 @@ class Prefetch:
     """
 
     def __init__(
-        self, request: Callable[[], Future], observation_space: Any, device: torch.device, *, ahead: int = 1
+        self,
+        request: Callable[[], Future],
+        observation_space: Any,
+        device: torch.device,
+        *,
+        ahead: int = 1,
+        idle: Callable[[], None] = lambda: None,  # called now and then while there is no answer
     ) -> None:
-        self._request, self._space, self._device = request, observation_space, device
+        self._request, self._space, self._device, self._idle = request, observation_space, device, idle
+        self.lost_items = 0  # that were there to be sampled when a service was lost
+        self._there = 0  # after the last sample was taken
         self._asked: collections.deque[Future] = collections.deque()
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: tuple[Sample, Batch] | None = None
@@ -62,12 +68,16 @@ class Prefetch:
         while True:
             try:
                 sample: Sample = self._asked.popleft().result()
+                self._there = sample.table_size - len(sample)
                 return sample
             except ReplayTimeout:
+                self._idle()
                 self.ask()
-            except NodeDied:
+            except (NodeDied, ShardsLost):
                 deadline = deadline or monotonic() + RECONNECT
-                if monotonic() > deadline:
+                if process_ends() or monotonic() > deadline:
                     raise
+                self.lost_items, self._there = self.lost_items + self._there, 0
+                self._idle()
                 sleep(PAUSE)
                 self.ask()

@@ -222,7 +222,7 @@ class Wiring:
     def add_gradient_servers(self, shards: int, **options: Any) -> list[GradientServer]:
         """`gradients`, or with several shards `gradients/0`, …, among which the parameters are divided."""
         names = [f"gradients/{index}" for index in range(shards)] if shards > 1 else ["gradients"]
-        options["max_steps"] = self.settings.max_updates
+        options |= {"max_steps": self.settings.max_updates, "snapshots": self.weights}
         return [self.program.add(name, GradientServer, **options) for name in names]
 
     def add_publisher(

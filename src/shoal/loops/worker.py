@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,18 +14,28 @@ from shoal.acting import Policy, Recorder
 from shoal.batches import Batch, to_batch
 from shoal.envs import Envs
 from shoal.loops.actor import EnvRunner
+from shoal.loops.keeper import Keeper
 from shoal.loops.learner import MAX_REFUSED, NonFinite
 from shoal.loops.loop import Loop, RowLoop
 from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_buffers, export_weights, import_buffers
-from shoal.program import Background, current, futures
-from shoal.services.gradients import GradientServer
-from shoal.services.metrics import Metrics, Reporter
+from shoal.program import Background, NodeDied, current, futures
+from shoal.retry import patiently
+from shoal.services.gradients import STATES, GradientServer, states_of
+from shoal.services.metrics import LASTING, Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
 from shoal.types import Array, Columns
 from shoal.versions import make_version
 
+COUNTS = {  # what is reported, and what the gradient service calls it
+    "learner_steps": "version",
+    "gradients": "gradients",
+    "stale_gradients": "stale",
+    "repeated_gradients": "repeated",
+    "refused_updates": "not_finite",
+    "short_rounds": "short_rounds",
+}
 PAUSE = 0.1  # seconds after which a publisher that waits for gradients looks around
 
 
@@ -133,8 +144,11 @@ def _last(column: Array, name: str, following: Columns) -> Array:
 class Publisher(Loop):
     """Gives the gradient service the parameters to start from, publishes what they become, and reports its counts.
 
-    One step is one publication. It finishes when the service has made `max_updates` steps.
+    One step is one publication. It finishes when the service has made `max_updates` steps. Now and then it has the
+    weight service keep the states of the gradient service, for when that is lost.
     """
+
+    restart = True  # it holds nothing: what it counts is counted by the service
 
     def __init__(
         self,
@@ -148,15 +162,18 @@ class Publisher(Loop):
     ) -> None:
         super().__init__()
         self._network = make_network(current().seed)
-        if (old := weights.kept_snapshot()) is not None:
+        old = patiently(weights.kept_snapshot)
+        if old is not None and "weights" in old:  # of another run
             transfer(self._network, old["weights"], partial=old["partial"])
         self._gradients = optim.Remote(self._network.parameters(), servers, initialise=True)
         self._servers = servers
         self._buffered = bool(export_buffers(self._network))
         self._weights = weights
+        self._keeper = Keeper(weights)
         self._publish_every, self._max_updates = publish_every, max_updates
         self._reporter = Reporter(metrics)
-        self._counted: dict[str, int] = {"version": 0}
+        self._service = Reporter(metrics, STATES, LASTING)
+        self._counted: dict[str, int] = {}
         self._publish()
         self._reporter.lap("starting")
 
@@ -167,9 +184,11 @@ class Publisher(Loop):
         with self._at_work:
             newer = self._gradients.pull(self._publish_every, PAUSE)
             self._reporter.lap("waiting for gradients")
-            if newer:
+            if newer or self._keeper.lacks(self._published):
                 self._publish()
-                self._reporter.lap("publishing")
+            if self._keeper.due():
+                self._keeper.keep(lambda: states_of(self._servers))
+            self._reporter.lap("publishing")
             if self._reporter.due():
                 self._count()
                 self._reporter.flush()
@@ -181,36 +200,31 @@ class Publisher(Loop):
             if self._gradients.pull(timeout=0.0):
                 self._publish()
             self._count()
+        self._service.flush_and_wait()
         super().report()
 
-    def state_dict(self) -> dict[str, Any]:
-        """What of the service's counts has been reported."""
-        return {"counted": dict(self._counted)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._counted = dict(state["counted"])
-
     def _publish(self) -> None:
-        import_buffers(self._network, self._servers[0].mean_buffers() if self._buffered else {})
-        self._weights.publish(export_weights(self._network), make_version(current().restarts, self._gradients.version))
+        generation = current().restarts + self._gradients.lives
+        self._published = make_version(generation, self._gradients.version)
+        import_buffers(self._network, patiently(self._servers[0].mean_buffers) if self._buffered else {})
+        with contextlib.suppress(NodeDied):  # the service is on its way back, and gets them then
+            self._weights.publish(export_weights(self._network), self._published)
 
     def _count(self) -> None:
-        """What the service has counted since the last time. All its parts see the same gradients, of which one may come
-        too late for some of them only: it counts as refused."""
-        report, parts = self._reporter, [server.statistics() for server in self._servers]
+        """What the service has counted. All its parts see the same gradients, of which one may come too late for some
+        of them only: it counts as refused."""
+        parts = [patiently(server.statistics) for server in self._servers]
         counted = {name: max(part.get(name, 0) for part in parts) for name in set().union(*parts)}
         counted["version"] = self._gradients.version  # the one that was published: the service may have gone on
-        new = {name: count - self._counted.get(name, 0) for name, count in counted.items()}
-        self._counted = counted
-        report.count("learner_steps", new["version"])
-        report.count("gradients", new.get("gradients", 0))
-        report.count("stale_gradients", new.get("stale", 0))
-        report.count("repeated_gradients", new.get("repeated", 0))
-        report.count("refused_updates", new.get("not_finite", 0))
-        report.count("short_rounds", new.get("short_rounds", 0))
-        if new.get("gradients"):
-            report.values["staleness"] = new["staleness"] / new["gradients"]
-        report.values["version"] = counted["version"]
+        for name, source in COUNTS.items():
+            self._service.set_count(name, counted.get(source, 0))
+        self._service.flush()
+        self._reporter.set_count("lost_updates", self._gradients.lost_updates)
+        before, self._counted = self._counted, counted
+        gradients, staleness = (counted.get(name, 0) - before.get(name, 0) for name in ("gradients", "staleness"))
+        if gradients > 0:
+            self._reporter.values["staleness"] = staleness / gradients
+        self._reporter.values["version"] = counted["version"]
         if counted.get("not_finite_in_a_row", 0) >= MAX_REFUSED:
             raise NonFinite(
                 f"the gradients of all workers were not finite {MAX_REFUSED} times in a row: lower the learning rate, "

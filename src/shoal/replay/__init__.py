@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import columns
 from .description import Table
-from .errors import BadCheckpoint, ReplayClosed, ReplayTimeout
+from .errors import BadCheckpoint, ReplayClosed, ReplayTimeout, ShardsLost
 from .extensions import Extension
 from .frames import FrameStack
 from .limiters import MinSize, Queue, Quota, SamplesPerInsert, Stack
@@ -39,6 +39,7 @@ __all__ = [
     "Sample",
     "SamplesPerInsert",
     "ShardedReplay",
+    "ShardsLost",
     "Spans",
     "Stack",
     "Table",

@@ -11,5 +11,9 @@ class ReplayClosed(RuntimeError):
     """The service was closed; whoever waited is woken with this."""
 
 
+class ShardsLost(ReplayClosed):
+    """None of several services answers at this moment; they are asked again in a while."""
+
+
 class BadCheckpoint(ValueError):
     """A checkpoint is missing, cut short or damaged; nothing was loaded."""

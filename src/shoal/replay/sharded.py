@@ -20,7 +20,7 @@ import numpy as np
 from shoal.types import Array
 
 from .. import sync
-from .errors import ReplayClosed, ReplayTimeout
+from .errors import ReplayClosed, ReplayTimeout, ShardsLost
 from .messages import Block, Inserted, Layout, Mass, Sample
 from .numbers import check_keys, check_priorities, check_timeout, check_whole
 
@@ -52,7 +52,8 @@ class ShardedReplay:
         self._lost = lost
         self._dead: dict[int, float] = {}  # shard: when to ask it again
         self._turn = 0
-        self._failures = 0
+        self._sizes: dict[int, dict[str, int]] = {}  # of tables on each shard, when it was asked last
+        self._lost_items: dict[str, int] = {}  # that were on shards which died
         self._closed = False
 
     # Inserting
@@ -91,6 +92,8 @@ class ShardedReplay:
         least = check_whole(f"minimum of a sample of table {table!r}", batch if minimum is None else minimum, 1, batch)
         while True:
             masses: dict[int, Mass] = self._ask("mass", dict.fromkeys(self._living(), (table,)))
+            for index, mass in masses.items():
+                self._sizes.setdefault(index, {})[table] = mass.size
             if not masses:
                 raise self._nobody()
             if not all(mass.independent for mass in masses.values()):
@@ -197,14 +200,19 @@ class ShardedReplay:
         return sum(self._ask("trim", dict.fromkeys(self._living(), (table,))).values())
 
     def info(self) -> dict[str, dict[str, Any]]:
-        """Numbers per table over all living shards, with "shards" and "dead_shards"."""
+        """Numbers per table over all living shards, with "shards", "dead_shards" and "lost_items", which were on
+        shards when these died."""
         parts = self._ask("info", dict.fromkeys(self._living(), ()))
         if not parts:
             raise self._nobody()
         merged = {}
         for table in next(iter(parts.values())):
             numbers = _merge([part[table] for part in parts.values()])
-            merged[table] = numbers | {"shards": len(parts), "dead_shards": len(self._shards) - len(parts)}
+            merged[table] = numbers | {
+                "shards": len(parts),
+                "dead_shards": len(self._shards) - len(parts),
+                "lost_items": self._lost_items.get(table, 0),
+            }
         return merged
 
     def save(
@@ -273,13 +281,14 @@ class ShardedReplay:
         return True
 
     def _bury(self, index: int) -> None:
-        self._failures += 1
+        for table, size in self._sizes.pop(index, {}).items():
+            self._lost_items[table] = self._lost_items.get(table, 0) + size
         self._dead[index] = sync.monotonic() + self._retry_seconds
 
     def _nobody(self) -> Exception:
         if self._closed:
             return ReplayClosed("the replay services are closed")
-        return ReplayClosed(f"none of the {len(self._shards)} replay shards answers; they are asked again in a while")
+        return ShardsLost(f"none of the {len(self._shards)} replay shards answers; they are asked again in a while")
 
     def _encode(self, keys: Array, index: int) -> Array:
         """Keys that say which shard they are from."""

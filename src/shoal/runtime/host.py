@@ -95,9 +95,9 @@ class Heart:
             return None
         return int(getattr(self._target, "progress", self._activity.steps))
 
-    def beat(self, period: float = BEAT) -> tuple[int | None, float]:
-        """(progress, busy): to be called every `period` seconds. Time in which this process stood still does not count,
-        and neither does time that the node waits for others."""
+    def beat(self, period: float = BEAT) -> tuple[int | None, float, str]:
+        """(progress, busy, doing): to be called every `period` seconds. Time in which this process stood still does not
+        count, and neither does time that the node waits for others."""
         now, activity = time.monotonic(), self._activity
         seen = (activity.steps, activity.signs)
         if activity.driving and not activity.waiting and seen == self._seen:
@@ -105,7 +105,15 @@ class Heart:
         else:
             self._busy = 0.0
         self._looked, self._seen = now, seen
-        return self.progress, self._busy
+        return self.progress, self._busy, self._doing()
+
+    def _doing(self) -> str:
+        """What the node says that it is in the middle of, where it can (`loops.loop.Loop.doing`)."""
+        doing = getattr(self._target, "doing", None)
+        try:
+            return f"it was at {doing()[0]!r}" if callable(doing) else ""
+        except Exception:  # a user's own, which means something else
+            return ""
 
 
 def failure(name: str, error: BaseException, progress: int | None) -> Lost:

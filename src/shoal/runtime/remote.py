@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shoal import sync
 from shoal.program import Client, Context, Node
 from shoal.runtime import host
 from shoal.runtime.endpoints import Endpoint, connect
@@ -72,6 +73,7 @@ class RemoteNode:
 
     def stop(self) -> None:
         self._stopping.set()
+        sync.end_process()
         if self._target is None or hasattr(self._target, "step"):
             for lanes in self._lanes.values():
                 for lane in lanes:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.program import Node
 
@@ -56,6 +57,7 @@ class Supervisor:
     on_hang: Callable[[Hang], None] = lambda hang: None
     hang_seconds: float | None = HANG_SECONDS  # without a sign of life; None or 0: nobody looks
     interrupted: Callable[[], bool] = lambda: False  # asked between two nodes that are started: no further one is
+    states: dict[str, Callable[[], Any]] = field(default_factory=dict)  # what a node takes when it is started again
     clock: Callable[[], float] = time.monotonic
     restarts: Counter[str] = field(default_factory=Counter)
     _in_a_row: Counter[str] = field(default_factory=Counter)  # losses without progress

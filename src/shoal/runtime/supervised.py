@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shoal.program import Context, Node, Program, node_seed
 from shoal.runtime.supervise import Hang, RunFailed, Supervisor
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
+STARTING = 60.0  # seconds, at the least, that a node's process may take to its first sign of life
 TICK = 1.0  # the most that the clock of hangs advances at once: while this process stood still, so did the others
 
 
@@ -26,11 +27,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life: the steps a node has completed, and the seconds its own code has been in one of them for."""
+    """A sign of life: the steps a node has completed, the seconds its own code has been in one of them for, and what
+    it says that it is doing."""
 
     node: str
     progress: int | None = None
     busy: float = 0.0
+    doing: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,11 @@ class Nodes(Protocol):
 class Pulse:
     """What is known of a living node."""
 
+    started: float = 0.0  # on the clock of hangs
     progress: int | None = None
     heard: float | None = None  # on the clock of hangs; None before its first beat
     busy: float = 0.0
+    doing: str = ""
     told: bool = False  # that it hangs
 
 
@@ -150,8 +155,10 @@ class Supervision:
 
     def _start(self, node: Node) -> None:
         restarts = self.supervisor.restarts[node.name]
-        self._pulses[node.name] = Pulse()
+        self._pulses[node.name] = Pulse(started=self._lived)
         self.finished.discard(node.name)
+        if restarts:
+            node = replace(node, start=self.supervisor.states.get(node.name, lambda: None)())
         self._nodes.start(node, Context(node.name, node_seed(self._seed, node.name, restarts), restarts))
         self.supervisor.started(node.name)
 
@@ -161,9 +168,9 @@ class Supervision:
         match event:
             case Finished(name):
                 self.finished.add(name)
-            case Beat(name, progress, busy) if name in self._pulses:
+            case Beat(name, progress, busy, doing) if name in self._pulses:
                 pulse = self._pulses[name]
-                pulse.progress, pulse.busy, pulse.heard = progress, busy, self._lived
+                pulse.progress, pulse.busy, pulse.doing, pulse.heard = progress, busy, doing, self._lived
                 pulse.told = pulse.told and busy > 0.0
 
     def _handle_losses(self, losses: list[Lost]) -> None:
@@ -215,16 +222,19 @@ class Supervision:
         if not most or not self._nodes.beats:
             return
         for name, pulse in list(self._pulses.items()):
-            if pulse.heard is None or pulse.told:
+            if pulse.told:
                 continue
-            silent = self._lived - pulse.heard
-            if silent >= max(most, 3 * self._nodes.beats):
+            silent = self._lived - (pulse.started if pulse.heard is None else pulse.heard)
+            patience = STARTING if pulse.heard is None else 3 * self._nodes.beats
+            if silent >= max(most, patience):
                 self._hangs(name, silent, f"has given no sign of life for {silent:.0f} s")
             elif pulse.busy >= most:
                 self._hangs(name, pulse.busy, f"has not come back from its step for {pulse.busy:.0f} s")
 
     def _hangs(self, name: str, seconds: float, reason: str) -> None:
         self._pulses[name].told = True
+        if doing := self._pulses[name].doing:
+            reason += f" ({doing})"
         restart = self.program.nodes[name].restart
         self.supervisor.on_hang(Hang(name, seconds, reason, replaced=restart))
         if restart:

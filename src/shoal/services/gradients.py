@@ -20,12 +20,15 @@ import torch
 from shoal import buffers
 from shoal.errors import UserError
 from shoal.flat import FlatOptimizer
-from shoal.program import Context, current, futures
+from shoal.program import Context, Future, NodeDied, current, futures
+from shoal.retry import patiently
+from shoal.services.weights import WeightStore
 from shoal.state import as_arrays
 from shoal.sync import Condition
 from shoal.versions import NONE
 
 FlatArray = npt.NDArray[np.float32]
+STATES = "gradients"  # what a kept snapshot calls the states of the services, by node
 
 
 class Answer(NamedTuple):
@@ -35,6 +38,11 @@ class Answer(NamedTuple):
     finished: bool  # no further gradient will be accepted
     version: int
     parameters: FlatArray
+    life: int = 0  # of the service, which goes on from an older version when it was lost
+
+
+class NotInitialised(RuntimeError):
+    """The service has no parameters."""
 
 
 class GradientServer:
@@ -43,7 +51,12 @@ class GradientServer:
     Asynchronous (A3C): a push is answered at once. Synchronous (A2C): it is answered when all workers of the round
     have pushed and the step is made; workers that stay away longer than `round_timeout` are no longer waited for until
     they come back. Refused, and counted, are gradients that are too stale and those that are not finite.
+
+    When it was lost it goes on from the state that somebody has kept among the `snapshots` (`states_of`), else from
+    the parameters of the first client that finds it without any.
     """
+
+    restart = True
 
     def __init__(
         self,
@@ -56,6 +69,7 @@ class GradientServer:
         synchronous: int = 0,  # the number of workers in a round; 0: asynchronous
         round_timeout: float = 30.0,
         max_steps: int | None = None,
+        snapshots: WeightStore | None = None,  # where its state is kept for its next life
         **options: Any,  # of the optimizer: decay, momentum, epsilon_inside, centred (see `flat.FlatOptimizer`)
     ) -> None:
         self._rate = rate
@@ -74,21 +88,29 @@ class GradientServer:
         self._counts: Counter[str] = Counter()
         self._buffers: dict[str, dict[str, npt.NDArray[Any]]] = {}  # of each worker's network
         self._closed = False
+        self._node, self._life = current().name, current().restarts
+        if self._life and snapshots is not None:
+            kept = (patiently(snapshots.kept_snapshot) or {}).get(STATES, {})
+            if self._node in kept:
+                self.load_state_dict(kept[self._node])
 
     # ---- what workers call
 
-    def initialise(self, parameters: FlatArray) -> bool:
-        """Set the parameters at version 0. Only the first call does, and returns True: all workers start equal."""
+    def initialise(self, parameters: FlatArray, version: int = 0) -> bool:
+        """Set the parameters, at version 0 where the run begins. Only the first call does, and returns True: all
+        workers start equal."""
         with self._changed:
             if self._version != NONE:
                 return False
             self._set_parameters(parameters)
-            self._version = 0
+            self._version = version
             self._changed.notify_all()
             return True
 
-    def pull(self, than: int = NONE, timeout: float | None = None) -> Answer | None:
-        """The parameters when they are newer than version `than`, or final; waits for that, at most `timeout`."""
+    def pull(self, than: int = NONE, timeout: float | None = None, life: int | None = None) -> Answer | None:
+        """The parameters when they are newer than version `than` of the service's `life`, by default its present one,
+        or final; waits for that, at most `timeout`."""
+        than = than if life is None or life == self._life else NONE
         with self._changed:
             found = self._changed.wait_for(
                 lambda: self._version > than or self._over(), timeout, f"parameters newer than version {than}"
@@ -102,9 +124,10 @@ class GradientServer:
         """
         with self._changed:
             if self._version == NONE:
-                raise RuntimeError("the gradient service has no parameters yet: call initialise() first")
+                raise NotInitialised("the gradient service has no parameters yet: call initialise() first")
             if len(gradient) != len(self._parameters):
                 raise ValueError(f"the gradient has {len(gradient)} numbers, the parameters {len(self._parameters)}")
+            version = min(version, self._version)  # of a former life, which had come further
             last, accepted = self._last.get(worker, (NONE, False))
             if sequence > last:
                 accepted = self._take(worker, sequence, gradient, version, weight)
@@ -153,6 +176,10 @@ class GradientServer:
                 state |= {"parameters": self._parameters.copy(), "optimizer": as_arrays(self._optimizer.state_dict())}
             return copy.deepcopy(state)
 
+    def kept_state(self) -> tuple[str, dict[str, Any]]:
+        """Its node's name, and its state."""
+        return self._node, self.state_dict()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with self._changed:
             if state["version"] != NONE:
@@ -186,7 +213,7 @@ class GradientServer:
     def _answer(self, accepted: bool) -> Answer:
         parameters = buffers.empty(self._parameters.shape, np.float32)
         np.copyto(parameters, self._parameters)
-        return Answer(accepted, self._over(), self._version, parameters)
+        return Answer(accepted, self._over(), self._version, parameters, self._life)
 
     def _take(self, worker: str, sequence: int, gradient: FlatArray, version: int, weight: float) -> bool:
         if self._over():
@@ -248,6 +275,12 @@ class GradientServer:
         self._changed.notify_all()
 
 
+def states_of(servers: Sequence[GradientServer]) -> dict[str, Any]:
+    """A snapshot of which every server finds its own part in its next life."""
+    asked = [futures(server).kept_state() for server in servers]
+    return {STATES: dict(call.result() for call in asked)}
+
+
 class Pushed(NamedTuple):
     accepted: bool
     finished: bool
@@ -269,11 +302,12 @@ class GradientClient:
         self.parameters = parameters
         self._servers = servers
         self._parts = cut(groups or [len(parameters)], len(servers))
-        self.versions = [NONE] * len(servers)
+        self.versions, self.lives = [NONE] * len(servers), [NONE] * len(servers)
+        self.lost_updates = 0  # that services had made when they were lost, and their next lives have not
         context = current()
         self._worker = worker or (context.name if context != Context() else uuid.uuid4().hex)
         # a restarted worker's numbers are higher than before, and those of a resumed run higher than what was saved
-        used = [future.result() for future in [futures(server).last_sequence(self._worker) for server in servers]]
+        used = self._ask("last_sequence", lambda index: (self._worker,))
         self._sequence = max(context.restarts << 32, *used)
 
     @property
@@ -283,32 +317,45 @@ class GradientClient:
 
     def initialise(self) -> None:
         """Offer these parameters as those to start from, and take the ones that were offered first."""
-        for server, part in zip(self._servers, self._parts):
-            server.initialise(self.parameters[part])
+        self._ask("initialise", lambda index: (self.parameters[self._parts[index]],))
         self.pull()
 
     def pull(self, steps: int = 1, timeout: float | None = None) -> bool:
         """Wait for parameters that are `steps` or more newer, or final; True when there are any newer ones."""
-        asked = [
-            futures(server).pull(version + steps - 1 if version != NONE else NONE, timeout)
-            for server, version in zip(self._servers, self.versions)
-        ]
-        answers = [future.result() for future in asked]
-        before = self.versions
-        self._load(answers)
-        return self.versions != before
+        before = self.versions, self.lives
+        than = [version + steps - 1 if version != NONE else NONE for version in self.versions]
+        lives = [None if life == NONE else life for life in self.lives]
+        self._load(self._ask("pull", lambda index: (than[index], timeout, lives[index])))
+        return (self.versions, self.lives) != before
 
     def push(self, gradient: FlatArray, weight: float = 1.0) -> Pushed:
         """Push the mean gradient over `weight` rows at these parameters, and load the newest."""
         self._sequence += 1
-        asked = [
-            futures(server).push(self._worker, self._sequence, gradient[part], version, weight)
-            for server, part, version in zip(self._servers, self._parts, self.versions)
-        ]
-        answers = [future.result() for future in asked]
+        versions = self.versions
+        answers = self._ask(
+            "push", lambda index: (self._worker, self._sequence, gradient[self._parts[index]], versions[index], weight)
+        )
         self._load(answers)
         accepted = all(answer.accepted for answer in answers)
         return Pushed(accepted, any(answer.finished for answer in answers))
+
+    def _ask(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
+        """The answers of all servers, asked at the same time; one that is gone is asked again when it is back."""
+        asked = [getattr(futures(server), method)(*arguments(index)) for index, server in enumerate(self._servers)]
+        return [self._answer(call, index, method, arguments(index)) for index, call in enumerate(asked)]
+
+    def _answer(self, call: Future, index: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        server = self._servers[index]
+        try:
+            return call.result()
+        except (NodeDied, NotInitialised):
+            return patiently(lambda: self._offer_and_call(index, getattr(server, method), arguments))
+
+    def _offer_and_call(self, index: int, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """One that has come back without its parameters gets those that this client has."""
+        if self.versions[index] != NONE:
+            self._servers[index].initialise(self.parameters[self._parts[index]], self.versions[index])
+        return call(*arguments)
 
     def state_dict(self) -> dict[str, Any]:
         return {"versions": list(self.versions), "sequence": self._sequence}
@@ -321,11 +368,12 @@ class GradientClient:
         self._sequence = max(self._sequence, int(state["sequence"]))
 
     def _load(self, answers: Sequence[Answer | None]) -> None:
-        self.versions = list(self.versions)
+        self.versions, self.lives = list(self.versions), list(self.lives)
         for index, (answer, part) in enumerate(zip(answers, self._parts)):
             if answer is not None:
                 np.copyto(self.parameters[part], answer.parameters)
-                self.versions[index] = answer.version
+                self.lost_updates += max(0, self.versions[index] - answer.version)
+                self.versions[index], self.lives[index] = answer.version, answer.life
 
 
 def _together(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -16,8 +16,9 @@ import numpy as np
 
 from shoal import tree
 from shoal.acting import PerEnvironment, Policy, Recorder, Sender
-from shoal.program import Future, current, futures
+from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
+from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.sync import Condition, monotonic
@@ -30,8 +31,8 @@ IDLE = 0.5  # seconds after which a server without requests looks for new weight
 class Slot:
     """Where one actor's requests and answers meet, and what is remembered for its environments."""
 
-    def __init__(self, run: int, recorder: Recorder) -> None:
-        self.run, self.recorder = run, recorder
+    def __init__(self, run: int, recorder: Recorder, send: Sender) -> None:
+        self.run, self.recorder, self.send = run, recorder, send
         self.answered = Condition()
         self.observation: Any = None
         self.arrived = 0.0
@@ -77,7 +78,7 @@ class InferenceServer:
         self._batches: list[int] = []  # environments in each since the last report
         self._fetching: Future | None = None
         self._version = NONE
-        found = weights.wait(NONE)
+        found = patiently(lambda: weights.wait(NONE))
         if found is not None:
             self._version, arrays = found
             self._policy.load(arrays)
@@ -192,14 +193,17 @@ class InferenceServer:
     def _open(self, actor: str, run: int, count: int) -> Slot:
         place = self._first_environments.get(actor, 0)
         send = Sender(self._policy, self._replays, self._patterns, actor, home=place // count)
-        return Slot(run, Recorder(self._policy, count, self._rows, send, first_environment=place))
+        return Slot(run, Recorder(self._policy, count, self._rows, send, first_environment=place), send)
 
     def _refresh(self) -> None:
         if self._fetching is None:
             self._fetching = futures(self._weights).newer(self._version)
         if self._fetching is not None and self._fetching.done():
-            found = self._fetching.result()
-            self._fetching = None
+            fetching, self._fetching = self._fetching, None
+            try:
+                found = fetching.result()
+            except NodeDied:  # on its way back: it goes on with what it has
+                found = None
             if found is not None:
                 self._report.values["acting_staleness"] = updates_between(self._version, found[0])
                 self._version, arrays = found
@@ -207,6 +211,8 @@ class InferenceServer:
 
     def _measure(self) -> None:
         values = self._report.values
+        if lost := sum(slot.send.take_lost_rows() for slot in self._slots.copy().values()):
+            self._report.count("lost_rows", lost)
         if self._batches:
             values["inference_batch"] = np.mean(self._batches)
             self._batches.clear()

@@ -5,24 +5,33 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from shoal.program import Background, Future, NodeDied, current, futures
+from shoal.retry import patiently
 from shoal.sync import Condition, monotonic, scheduler
 
 PERIOD = 0.5  # seconds between two reports of a node
 VIRTUAL_PERIOD = 0.02  # the same on a virtual clock, on which a step of any node takes a thousandth of a second
 KEPT = 1000  # evaluations, at least
+LASTING = -1  # the life of what counts on when a run goes on: it tells what it has counted in all of them
 
 
 class Metrics:
-    """Counts are summed over nodes, values are the latest; notes are kept, and the newest evaluations."""
+    """Counts are summed over nodes, values are the latest; notes are kept, and the newest evaluations.
+
+    A node tells what it has counted in its present life, all of it, every time: a report that is lost or comes twice
+    changes nothing, and a service that was lost itself hears everything again from those who live.
+    """
+
+    restart = True  # the driver has what it last said, and the nodes what they have counted
 
     def __init__(self, max_steps: int | None = None) -> None:  # that all environments together may make
         self._max_steps = max_steps
         self._lock = Condition()
-        self._counts: dict[str, float] = defaultdict(float)
+        self._ended: dict[str, float] = defaultdict(float)  # counted in lives that have ended
+        self._lives: dict[str, tuple[int, dict[str, float]]] = {}  # the newest life of each node, and what it counted
         self._values: dict[str, float] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
         self._heard: dict[str, float] = {}
@@ -32,34 +41,57 @@ class Metrics:
         self._first_step: float | None = None
         self._first_update: float | None = None
 
-    def report(self, node: str, counts: dict[str, float], values: dict[str, float], times: dict[str, float]) -> None:
+    def report(
+        self, node: str, counts: dict[str, float], values: dict[str, float], times: dict[str, float], life: int = 0
+    ) -> None:
+        """`counts` is what the node has counted since the beginning of this life."""
         with self._lock:
             now = monotonic()
-            if "env_steps" in counts and self._first_step is None:
-                self._first_step = now
+            self._count(node, life, counts)
             if counts.get("learner_steps") and self._first_update is None:
                 self._first_update = now
-            for name, count in counts.items():
-                self._counts[name] += count
             self._values.update(values)
-            self._nodes[node] = {"times": times, "counts": counts, "values": values}
+            self._nodes[node] = {"times": times, "values": values}
             self._heard[node] = now
 
     def step_limit(self) -> int | None:
         return self._max_steps
 
-    def spend_steps(self, steps: float) -> bool:
-        """Count environment steps that were made; False when there are as many as the run was given, or more."""
+    def spend_steps(self, node: str, steps: float, life: int = 0) -> bool:
+        """A node has made so many environment steps in this life; False when all together have made as many as the run
+        was given, or more."""
         with self._lock:
-            self._counts["env_steps"] += steps
-            if self._first_step is None:
-                self._first_step = monotonic()
-            return self._max_steps is None or self._counts["env_steps"] < self._max_steps
+            self._count(node, life, {"env_steps": steps})
+            return self._max_steps is None or self._total("env_steps") < self._max_steps
+
+    def _count(self, node: str, life: int, counts: Mapping[str, float]) -> None:
+        """Take note of what a node has counted; it never becomes less."""
+        known, before = self._lives.get(node, (life, {}))
+        if life < known:
+            return  # said before it was lost
+        if life > known:
+            for name, count in before.items():
+                self._ended[name] += count
+            before = {}
+        self._lives[node] = (life, before | {name: max(count, before.get(name, 0.0)) for name, count in counts.items()})
+        if "env_steps" in counts and self._first_step is None:
+            self._first_step = monotonic()
+
+    def _total(self, name: str) -> float:
+        return self._ended.get(name, 0.0) + sum(counts.get(name, 0.0) for _, counts in self._lives.values())
+
+    def _totals(self, but: Collection[str] = ()) -> dict[str, float]:
+        totals = dict(self._ended)
+        for node, (_, counts) in self._lives.items():
+            if node not in but:
+                for name, count in counts.items():
+                    totals[name] = totals.get(name, 0.0) + count
+        return totals
 
     def evaluation(self, record: dict[str, Any]) -> None:
         """A finished evaluation; `seconds` since the first actor step is added here, where both arrive."""
         with self._lock:
-            steps = int(self._counts["env_steps"])
+            steps = int(self._total("env_steps"))
             self._evaluations.append({**record, "seconds": self._train_seconds(), "env_steps": steps})
             if len(self._evaluations) > 2 * KEPT:  # who asks has long read the older ones
                 self._forgotten += KEPT
@@ -76,7 +108,9 @@ class Metrics:
         with self._lock:
             now = monotonic()
             return {
-                "counts": dict(self._counts),
+                "counts": self._totals(),
+                "ended": dict(self._ended),
+                "lives": {name: [life, dict(counts)] for name, (life, counts) in self._lives.items()},
                 "values": dict(self._values),
                 "nodes": {name: dict(node) for name, node in self._nodes.items()},
                 "silent": {name: now - heard for name, heard in self._heard.items()},  # seconds since its last report
@@ -89,8 +123,10 @@ class Metrics:
     def state_dict(self) -> dict[str, Any]:
         """Counts, and where the clock and the evaluations stand; what was read already is with who read it."""
         with self._lock:
+            lasting = {node: counts for node, (life, counts) in self._lives.items() if life == LASTING}
             return {
-                "counts": dict(self._counts),
+                "counts": self._totals(but=lasting),
+                "lives": {node: [LASTING, dict(counts)] for node, counts in lasting.items()},
                 "values": dict(self._values),
                 "notes": list(self._notes),
                 "evaluations": self._forgotten + len(self._evaluations),
@@ -98,30 +134,42 @@ class Metrics:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what a former run has counted; or, with `lives`, in a run whose nodes count on."""
         with self._lock:
-            self._counts = defaultdict(float, state["counts"])
+            self._ended = defaultdict(float, state["counts"])
+            self._lives = {name: (int(life), dict(counts)) for name, (life, counts) in state.get("lives", {}).items()}
             self._values, self._notes = dict(state["values"]), list(state["notes"])
             self._evaluations, self._forgotten = [], state["evaluations"]
             seconds = state["train_seconds"]
             self._first_step = None if seconds is None else monotonic() - seconds
+            self._first_update = state.get("first_update")
 
     def _train_seconds(self) -> float:
         return 0.0 if self._first_step is None else monotonic() - self._first_step
 
 
+def next_life(snapshot: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
+    """The state in which a service that was lost goes on, by who has read a snapshot and so many evaluations of it."""
+    kept = {name: snapshot[name] for name in ("lives", "values", "notes", "first_update")}
+    seconds = snapshot["train_seconds"] if snapshot["counts"].get("env_steps") else None
+    return kept | {"counts": snapshot["ended"], "evaluations": evaluations, "train_seconds": seconds}
+
+
 class Reporter:
     """A node's own side: gathers cheaply, sends every half second without waiting."""
 
-    def __init__(self, metrics: Any) -> None:
+    def __init__(self, metrics: Any, node: str | None = None, life: int | None = None) -> None:
         self._metrics = metrics
-        self._node = current().name
+        context = current()
+        self._node = context.name if node is None else node
+        self._life = context.restarts if life is None else life
         self._counting = threading.Lock()  # whoever ends the run may report for a loop that is waiting
-        self._counts: dict[str, float] = defaultdict(float)
+        self._counts: dict[str, float] = defaultdict(float)  # of this life
         self._times: dict[str, float] = defaultdict(float)
         self._sums: dict[str, tuple[float, int]] = {}
         self.values: dict[str, Any] = {}
-        self._sent: list[tuple[Future, dict[str, float]]] = []
-        self._notes = Background()
+        self._sent = Background()
+        self._notes: list[tuple[str, Future]] = []
         self._lap = time.perf_counter()
         self._last, self._laps = "starting", 0
         self._following: dict[str, str] = {}  # the activity that came after each, when it was there last
@@ -146,10 +194,17 @@ class Reporter:
         with self._counting:
             self._counts[name] += amount
 
-    def take(self, name: str) -> float:
-        """What was counted under a name since the last report; it is the caller's now to tell."""
+    def set_count(self, name: str, count: float) -> None:
+        """What is counted elsewhere."""
         with self._counting:
-            return self._counts.pop(name, 0.0)
+            self._counts[name] = count
+
+    def spend_steps(self) -> bool:
+        """Tell of the environment steps so far, where those of all actors meet; False when the run has no more."""
+        with self._counting:
+            steps = self._counts["env_steps"]
+        more: bool = patiently(lambda: self._metrics.spend_steps(self._node, steps, self._life))
+        return more
 
     def average(self, name: str, value: float) -> None:
         """A value of which a report tells the mean."""
@@ -158,7 +213,7 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Tell the user, at once."""
-        self._notes.add(futures(self._metrics).note(text))
+        self._notes.append((text, futures(self._metrics).note(text)))
 
     def due(self) -> bool:
         return monotonic() >= self._next
@@ -166,31 +221,32 @@ class Reporter:
     def flush(self) -> Future:
         """Send what has been gathered. Values may be tensors, or whatever float() takes: read here, not on every
         update."""
-        self._look_at_sent()
+        self._repeat_lost_notes()
         values, self.values = self.values, {}
         sums, self._sums = self._sums, {}
         seconds, self._times = self._times, defaultdict(float)
         with self._counting:
-            counts, self._counts = self._counts, defaultdict(float)
+            counts = dict(self._counts)
         total = sum(seconds.values()) or 1.0
         measured = {name: float(value) for name, value in values.items()}
         measured |= {name: total_value / number for name, (total_value, number) in sums.items()}
         times = {name: part / total for name, part in seconds.items()}
-        sent: Future = futures(self._metrics).report(self._node, dict(counts), measured, times)
-        self._sent.append((sent, counts))
+        sent: Future = futures(self._metrics).report(self._node, counts, measured, times, self._life)
+        self._sent.add(sent)
         self._next = monotonic() + (PERIOD if scheduler() is None else VIRTUAL_PERIOD)
         return sent
 
-    def _look_at_sent(self) -> None:
-        """What the service has not taken because it was lost is counted again; any other error is raised here."""
-        self._notes.check()
-        waiting, self._sent = self._sent, []
-        for sent, counts in waiting:
-            if not sent.done():
-                self._sent.append((sent, counts))
-                continue
+    def flush_and_wait(self) -> None:
+        """Send what has been gathered, until it has arrived."""
+        patiently(lambda: self.flush().result())
+
+    def _repeat_lost_notes(self) -> None:
+        told, self._notes = self._notes, []
+        for text, call in told:
             try:
-                sent.result()
+                if call.done():
+                    call.result()
+                else:
+                    self._notes.append((text, call))
             except NodeDied:
-                for name, amount in counts.items():
-                    self.count(name, amount)
+                self.note(text)

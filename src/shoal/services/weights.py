@@ -33,7 +33,7 @@ class SharedWeights:
     _HEAD = 4096
 
     def __init__(self, store: Any, fd: int) -> None:
-        self._store = store
+        self.store = store
         self._fd = fd
         self._header: npt.NDArray[np.int64] | None = None  # count, bytes of a buffer, bytes of the layout, 3 versions
         self._slots: list[Columns] = []
@@ -60,7 +60,7 @@ class SharedWeights:
             np.copyto(slot[name], value)
         self._header[3 + count % 3] = version
         self._header[0] = count + 1
-        futures(self._store).announce(version)
+        futures(self.store).announce(version)
 
     def newer(self, than: int = NONE) -> tuple[int, Columns] | None:
         """(version, weights) when there is a newer version; the arrays are the caller's own."""
@@ -82,19 +82,19 @@ class SharedWeights:
 
     def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Columns] | None:
         """As `newer`, but waits for it."""
-        if (found := self.newer(than)) is None and self._store.reached(than, timeout):
+        if (found := self.newer(than)) is None and self.store.reached(than, timeout):
             found = self.newer(than)
         return found
 
     def version(self) -> int:
-        return int(self._store.version())
+        return int(self.store.version())
 
     def keep_snapshot(self, state: Any) -> None:
         """See `WeightStore`; nothing waits for it."""
-        futures(self._store).keep_snapshot(state)
+        futures(self.store).keep_snapshot(state)
 
     def kept_snapshot(self) -> Any:
-        return self._store.kept_snapshot()
+        return self.store.kept_snapshot()
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ class SharedWeights:
 class WeightStore:
     """The newest weights and their version."""
 
-    restart = True  # what is shared survives it, and the learner's next publication and snapshot bring the rest
+    restart = True  # what is shared survives it, and the learner brings the rest (`loops/keeper.py`)
 
     if platform.machine() in ("x86_64", "AMD64"):
         shared_client = SharedWeights

@@ -20,6 +20,7 @@ from shoal.experiment.directory import RunDirectory, read_weights
 from shoal.experiment.options import RunOptions
 from shoal.experiment.resuming import Plan, finished, plan
 from shoal.program import Program
+from shoal.services.metrics import LASTING, Metrics
 
 META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 900, "seconds": 3.0, "evaluations": 0}
 
@@ -148,11 +149,15 @@ def test_updates_of_a_gradient_service_are_counted_once() -> None:
     states = {
         "gradients/0": {"version": 8, "counts": {"gradients": 20, "stale": 1}},
         "gradients/1": {"version": 9, "counts": {"gradients": 21, "stale": 0}},
-        "metrics": {"counts": {"learner_steps": 5.0}, "evaluations": 0},
+        "metrics": Metrics().state_dict(),
     }
     parts, meta = as_parts(states, {"evaluations": 0})
-    assert parts["learner"] == {"counted": {"gradients": 21, "stale": 1, "version": 9}}
-    assert parts["metrics"]["counts"]["learner_steps"] == meta["updates"] == 9
+    assert "learner" not in parts, "the publisher holds nothing"
+    resumed = Metrics()
+    resumed.load_state_dict(parts["metrics"])
+    assert resumed.snapshot()["counts"]["learner_steps"] == meta["updates"] == 9
+    resumed.report("gradients", {"learner_steps": 11}, {}, {}, LASTING)  # it counts on from what it has saved
+    assert resumed.snapshot()["counts"]["learner_steps"] == 11
 
 
 class Node:

@@ -56,6 +56,15 @@ def test_when_the_metrics_are_gone_the_supervisor_names_the_cause() -> None:
     assert run.waited > 0
 
 
+def test_metrics_that_are_on_their_way_back_are_waited_for_and_end_nothing() -> None:
+    def dead(evaluations_from: int) -> None:
+        raise NodeDied("metrics")
+
+    waited: list[float] = []
+    assert take_snapshot(cast(Any, Answers(wait=waited.append)), Answers(snapshot=dead), 0) is None
+    assert waited
+
+
 def test_what_the_user_got_wrong_is_told_as_such_even_from_inside_a_node() -> None:
     assert user_error(RunFailed("learner", "raised …", "Traceback: …", user_error="Give more.")) == "Give more."
     assert user_error(RunFailed("learner", "raised …", "Traceback:\nValueError: no")) is None

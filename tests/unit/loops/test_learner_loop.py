@@ -11,7 +11,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from shoal.loops.learner import MAX_REFUSED, SNAPSHOT_SHARE, LearnerLoop, NonFinite, _transitions
+from shoal.loops.keeper import LOOK, SNAPSHOT_SHARE
+from shoal.loops.learner import MAX_REFUSED, LearnerLoop, NonFinite, _transitions
 from shoal.loops.prefetch import RECONNECT, Prefetch
 from shoal.nets.weights import export_weights
 from shoal.program import Context, Done, NodeDied
@@ -235,11 +236,26 @@ def test_staleness_is_that_of_rows_that_exist_and_the_ratio_is_samples_per_inser
 
 def test_snapshots_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [50.0]
-    monkeypatch.setattr("shoal.loops.learner.monotonic", lambda: clock[0])
+    monkeypatch.setattr("shoal.loops.keeper.monotonic", lambda: clock[0])
 
     class Slow(WeightStore):
         def keep_snapshot(self, state: Any) -> None:
             clock[0] += 0.5
 
     loop, _ = loop_over(filled(), Metrics(), weights=Slow())
-    assert loop._next_snapshot == pytest.approx(50.0 + 0.5 / SNAPSHOT_SHARE)
+    assert loop._keeper._next_snapshot == pytest.approx(50.0 + 0.5 / SNAPSHOT_SHARE)
+
+
+def test_a_weight_service_that_was_lost_gets_weights_and_snapshot_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [50.0]
+    monkeypatch.setattr("shoal.loops.keeper.monotonic", lambda: clock[0])
+    weights = WeightStore()
+    loop, _ = loop_over(filled(), Metrics(), weights=weights)
+    loop.step()
+    published = weights.version()
+    weights.load_state_dict(WeightStore().state_dict())  # as it comes back
+    clock[0] += 2 * LOOK
+    loop._look_around()
+    assert weights.version() == published
+    assert weights.newer() is not None
+    assert weights.kept_snapshot()["updates"] == 1

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.program import Context, Node, Program
 from shoal.runtime.supervise import FIRST_BACKOFF, Hang, Loss, RunFailed, Supervisor
-from shoal.runtime.supervised import SETTLING, Beat, Event, Finished, Lost, Supervision
+from shoal.runtime.supervised import SETTLING, STARTING, Beat, Event, Finished, Lost, Supervision
 
 
 class Actor:
@@ -32,6 +32,7 @@ class Pretended:
         self.now = 0.0
         self.starts: list[tuple[float, str, Context]] = []
         self.kills: list[tuple[float, str]] = []
+        self.taken: dict[str, list[Any]] = {}  # states
         self.losses: list[Loss] = []
         self.hangs: list[Hang] = []
         self.on_start: Callable[[str], None] = lambda name: None
@@ -49,6 +50,7 @@ class Pretended:
 
     def start(self, node: Node, context: Context) -> None:
         self.starts.append((self.now, node.name, context))
+        self.taken.setdefault(node.name, []).append(node.start)
         self.on_start(node.name)
 
     def hear(self, timeout: float) -> list[Event]:
@@ -262,11 +264,33 @@ def test_hangs_are_not_looked_for_when_that_is_switched_off(off: float | None) -
     assert not run.hangs
 
 
-def test_a_node_that_has_not_begun_does_not_hang() -> None:
+def test_a_node_that_has_not_begun_is_given_longer() -> None:
     run = Pretended(hang_seconds=5.0)
     run.loop.start_all()
-    run.loop.wait(60.0)
+    run.loop.wait(STARTING - 1.0)
     assert not run.hangs
+    run.loop.wait(2.0)
+    assert {hang.node for hang in run.hangs} == {"service", "actor/0", "actor/1"}
+
+
+def test_a_hang_says_what_the_node_was_doing() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    run.at(1.0, Beat("actor/0", 1, 0.0, "it was at 'environment'"))
+    run.loop.wait(10.0)
+    assert run.hangs[0].reason == "has given no sign of life for 5 s (it was at 'environment')"
+
+
+def test_a_node_that_is_started_again_takes_the_state_that_is_kept_for_it() -> None:
+    run = Pretended()
+    run.program.start_from("actor/0", "saved")
+    states = iter(["kept", "newer"])
+    run.supervisor.states["actor/0"] = lambda: next(states)
+    run.loop.start_all()
+    for when in (1.0, 20.0):
+        run.at(when, killed("actor/0"), killed("actor/1"))
+    run.loop.wait(30.0)
+    assert run.taken == {"actor/0": ["saved", "kept", "newer"], "actor/1": [None] * 3, "service": [None]}
 
 
 def test_while_everything_stands_still_nobody_hangs() -> None:

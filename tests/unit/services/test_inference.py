@@ -322,7 +322,7 @@ def test_impala_learns_from_central_actors(runtime: Any, servers: int) -> None:
         assert number(run.client(Handle("weights")).version()) == 3
         names, metrics = {f"inference/{index}" for index in range(servers)}, run.client(Handle("metrics"))
         for _ in range(100):  # until every server has reported
-            counts = {name: node["counts"] for name, node in metrics.snapshot()["nodes"].items() if name in names}
+            counts = {name: counted for name, (_, counted) in metrics.snapshot()["lives"].items() if name in names}
             if all(counts.get(name, {}).get("inference_environments") for name in names):
                 break
             run.wait(0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from shoal import sync
 from shoal.program import NodeDied
-from shoal.services.metrics import KEPT, Metrics, Reporter
+from shoal.services.metrics import KEPT, Metrics, Reporter, next_life
 
 
 def test_evaluations_are_read_from_an_index_on() -> None:
@@ -34,7 +34,8 @@ def test_a_reader_that_keeps_up_misses_nothing_and_memory_stays_bounded() -> Non
 def test_steps_are_spent_from_one_budget() -> None:
     metrics = Metrics(max_steps=100)
     assert metrics.step_limit() == 100
-    assert [metrics.spend_steps(40), metrics.spend_steps(40), metrics.spend_steps(40)] == [True, True, False]
+    spent = [metrics.spend_steps(*told) for told in (("a", 40), ("b", 40), ("b", 40), ("a", 80))]
+    assert spent == [True, True, True, False], "who says the same again has not made further steps"
     assert metrics.snapshot()["counts"]["env_steps"] == 120
     assert Metrics().step_limit() is None
 
@@ -51,14 +52,13 @@ def test_a_report_tells_the_mean_of_its_episodes() -> None:
     assert metrics.snapshot()["values"]["actor_return"] == 5.0
 
 
-def test_what_is_taken_for_the_budget_is_not_reported_again() -> None:
-    metrics = Metrics()
+def test_steps_that_were_told_for_the_budget_are_not_counted_again_by_a_report() -> None:
+    metrics = Metrics(max_steps=100)
     reporter = Reporter(metrics)
     reporter.count("env_steps", 7)
-    assert reporter.take("env_steps") == 7
-    assert reporter.take("env_steps") == 0
+    assert reporter.spend_steps()
     reporter.flush()
-    assert metrics.snapshot()["counts"] == {}
+    assert metrics.snapshot()["counts"] == {"env_steps": 7}
 
 
 class Pending:
@@ -82,13 +82,15 @@ class Unreachable:
         self.future = self
         self.error = error
         self.reports: list[dict[str, float]] = []
+        self.notes: list[str] = []
 
-    def report(self, node: str, counts: dict[str, float], values: Any, times: Any) -> Pending:
+    def report(self, node: str, counts: dict[str, float], values: Any, times: Any, life: int) -> Pending:
         self.reports.append(counts)
         return Pending(self.error if len(self.reports) == 1 else None)
 
     def note(self, text: str) -> Pending:
-        return Pending(self.error)
+        self.notes.append(text)
+        return Pending(self.error if len(self.notes) == 1 else None)
 
 
 def test_counts_that_were_lost_with_the_service_are_reported_to_its_next_life() -> None:
@@ -99,7 +101,37 @@ def test_counts_that_were_lost_with_the_service_are_reported_to_its_next_life() 
     reporter.count("env_steps", 2)
     reporter.flush()
     reporter.flush()
-    assert service.reports == [{"env_steps": 5}, {"env_steps": 7}, {}]
+    assert service.reports == [{"env_steps": 5}, {"env_steps": 7}, {"env_steps": 7}]
+
+
+def test_a_note_that_was_lost_with_the_service_is_told_to_its_next_life() -> None:
+    service = Unreachable(NodeDied("metrics"))
+    reporter = Reporter(service)
+    reporter.note("hello")
+    reporter.flush()
+    reporter.flush()
+    assert service.notes == ["hello", "hello"]
+
+
+def test_counts_never_fall_and_never_double_when_nodes_and_the_service_are_lost() -> None:
+    before = Metrics()
+    before.report("actor/0", {"env_steps": 10}, {}, {}, life=0)
+    before.report("actor/1", {"env_steps": 5}, {}, {}, life=0)
+    before.report("actor/0", {"env_steps": 3}, {}, {}, life=1)  # its first life has ended
+    before.report("actor/0", {"env_steps": 9}, {}, {}, life=0)  # and this was under way
+    before.evaluation({"version": 1})
+    seen = before.snapshot()
+    assert seen["counts"] == {"env_steps": 18}
+    before.report("actor/1", {"env_steps": 6}, {}, {}, life=0)  # nobody has read this
+    after = Metrics()
+    after.load_state_dict(next_life(seen, 1))
+    assert after.snapshot()["counts"] == {"env_steps": 18}
+    after.report("actor/1", {"env_steps": 8}, {}, {}, life=0)
+    after.report("actor/0", {"env_steps": 1}, {}, {}, life=2)
+    found = after.snapshot(1)
+    assert found["counts"] == {"env_steps": 10 + 3 + 1 + 8}
+    assert found["evaluations"] == []
+    assert found["train_seconds"] > 0.0
 
 
 def test_an_error_that_nobody_waited_for_is_raised_with_the_next_report() -> None:

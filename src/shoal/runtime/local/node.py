@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal import sync
 from shoal.program import Client, Context, Node
 from shoal.runtime import host
 from shoal.runtime.local.rpc import LocalLane, serve
@@ -137,6 +138,7 @@ class NodeProcess:
                     self._begin.set()
                 case ("stop",):
                     self._stopping.set()
+                    sync.end_process()
                     self._begin.set()
                     threading.Timer(GRACE, os._exit, (0,)).start()
                     if self._target is not None and not hasattr(self._target, "step"):

@@ -14,15 +14,16 @@ from typing import Any
 
 import cloudpickle
 
-from shoal.program import Client, Context, Handle, Node, Program
+from shoal.program import Context, Node, Program
 from shoal.runtime.host import BEAT
 from shoal.runtime.local import limits
 from shoal.runtime.local.node import GRACE, Start
 from shoal.runtime.local.rpc import LocalLane
 from shoal.runtime.local.transport import DESCRIPTORS, HAS_MEMFD, Closed, Connection, pair
 from shoal.runtime.local.zygote import CAN_FORK, Launcher, Spawner, Zygote
+from shoal.runtime.processes import ProcessRun
 from shoal.runtime.supervise import RunFailed, Supervisor
-from shoal.runtime.supervised import Event, Lost, Supervision
+from shoal.runtime.supervised import Event, Lost
 
 MAIN = "main"
 ZYGOTE = Node("zygote", Zygote, restart=True)  # no node of the program, but lost like one: it comes back at once
@@ -49,8 +50,8 @@ class Process:
     failure: Lost | None = None  # what it told before it ended
 
 
-class LocalRun:
-    """A running program. `wait` supervises; everything ends with `close` (or with this process)."""
+class LocalRun(ProcessRun):
+    """A running program, every node a process of this machine."""
 
     def __init__(
         self,
@@ -63,13 +64,10 @@ class LocalRun:
     ) -> None:
         limits.raise_file_limit()
         limits.check(program, limits.Limits.here())
-        self.program = program
-        self.supervisor = supervisor or Supervisor()
-        self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
+        super().__init__(program, supervisor, seed)
         self._threads = threads
         self._starting = True  # nodes begin when all of them have been started
         self._processes: dict[str, Process] = {}
-        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
         self._boards: dict[str, int] = {}
         self._launcher: Launcher = (_warm.pop() if _warm else Zygote()) if fork and CAN_FORK else Spawner()
         try:
@@ -85,30 +83,14 @@ class LocalRun:
     # ---- using it
 
     def client(self, handle: Any) -> Any:
-        """A client of a node, for this process."""
-        assert isinstance(handle, Handle)
-        name = handle.name
-        if name not in self._lanes:
-            lanes = [LocalLane(name, Connection(self._serve(MAIN, name))) for _ in range(2)]
-            for lane in lanes:
-                lane.while_waiting = self._supervision.meanwhile
-            self._lanes[name] = (lanes[0], lanes[1])
-        client = Client(name, *self._lanes[name])
-        if name in self._boards:
-            return self._board_client(name)(client, os.dup(self._boards[name]))
+        client = super().client(handle)
+        if handle.name in self._boards:
+            return self._board_client(handle.name)(client, os.dup(self._boards[handle.name]))
         return client
 
-    def wait(self, seconds: float) -> None:
-        """Let the run go on for `seconds`, restarting what may be lost; `RunFailed` when it cannot go on."""
-        self._supervision.wait(seconds)
-
-    def finished(self, handle: Any) -> bool:
-        """Whether a node's `step` returned False."""
-        return handle.name in self._supervision.finished
-
-    def replace(self, name: str, reason: str) -> None:
-        """Kill a node and have it started again like one that was lost."""
-        self._supervision.replace(name, reason)
+    def make_lanes(self, name: str) -> tuple[LocalLane, LocalLane]:
+        one, other = (LocalLane(name, Connection(self._serve(MAIN, name))) for _ in range(2))
+        return one, other
 
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
@@ -128,20 +110,11 @@ class LocalRun:
                 self._launcher.kill(process.pid)
             process.control.close()
         self._processes.clear()
-        for lanes in self._lanes.values():
-            for lane in lanes:
-                lane.close()
-        self._lanes.clear()
+        self.close_lanes()
         for fd in self._boards.values():
             os.close(fd)
         self._boards.clear()
         self._launcher.close()
-
-    def __enter__(self) -> LocalRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- what the supervision asks for
 

@@ -19,17 +19,19 @@ from typing import Any
 import cloudpickle
 import ray as typed_ray
 from ray import exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.errors import UserError
-from shoal.program import Client, Context, Handle, Node, Program
+from shoal.program import Context, Node, Program
 from shoal.runtime import placement
 from shoal.runtime.endpoints import NOWHERE, Endpoint, connect
 from shoal.runtime.identity import Authority
 from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.processes import ProcessRun
 from shoal.runtime.ray.cluster import Cluster
 from shoal.runtime.remote import BEAT, RemoteNode, make_lanes
 from shoal.runtime.supervise import Supervisor
-from shoal.runtime.supervised import Beat, Event, Finished, Lost, Supervision
+from shoal.runtime.supervised import Beat, Event, Finished, Lost
 
 GRACE = 3.0  # seconds a node may take to end by itself
 PLACING = 120.0  # seconds the cluster may take to start the nodes
@@ -39,8 +41,9 @@ ray: Any = typed_ray  # its own types are incomplete
 class NodeActor(RemoteNode):
     """The Ray actor in which a node lives."""
 
-    def listen_here(self) -> tuple[str, Endpoint, int, bytes]:
-        return self.listen(ray.util.get_node_ip_address())
+    def listen_here(self) -> tuple[tuple[str, Endpoint, int, bytes], str]:
+        """Where it listens, and on which machine."""
+        return self.listen(ray.util.get_node_ip_address()), ray.get_runtime_context().get_node_id()
 
 
 @dataclass
@@ -54,25 +57,21 @@ class Process:
     endpoint: Endpoint | None = None
     pid: int | None = None
     public_key: bytes = b""
+    machine: str = ""  # as Ray calls it
 
 
-class RayRun:
-    """A running program. `wait` supervises; everything ends with `close` (or with this process)."""
+class RayRun(ProcessRun):
+    """A running program, every node an actor of a Ray cluster."""
 
     def __init__(
         self, program: Program, *, seed: int = 0, supervisor: Supervisor | None = None, address: str | None = None
     ) -> None:
-        for name in [name for name, node in program.nodes.items() if hasattr(node.factory, "shared_client")]:
-            program.place(name, restart=False)  # what survives it on one machine is memory that its clients share
-        self.program = program
-        self.supervisor = supervisor or Supervisor()
-        self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
+        super().__init__(program, supervisor, seed)
         self._authority = Authority()
         self._identity = self._authority.identity()
         self._namespace = f"shoal-{secrets.token_hex(8)}"
         self._processes: dict[str, Process] = {}
         self._killed: list[Event] = []  # losses that nobody will tell of
-        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
         self._placing = True  # nodes begin when all of them have a place
         self._cluster = Cluster(address)
         try:
@@ -85,27 +84,8 @@ class RayRun:
 
     # ---- using it
 
-    def client(self, handle: Any) -> Any:
-        """A client of a node, for this process."""
-        assert isinstance(handle, Handle)
-        name = handle.name
-        if name not in self._lanes:
-            self._lanes[name] = make_lanes(name, self._endpoint(name), self._identity)
-            for lane in self._lanes[name]:
-                lane.while_waiting = self._supervision.meanwhile
-        return Client(name, *self._lanes[name])
-
-    def wait(self, seconds: float) -> None:
-        """Let the run go on for `seconds`, restarting what may be restarted; `RunFailed` when it cannot go on."""
-        self._supervision.wait(seconds)
-
-    def finished(self, handle: Any) -> bool:
-        """Whether a node's `step` returned False."""
-        return handle.name in self._supervision.finished
-
-    def replace(self, name: str, reason: str) -> None:
-        """Kill a node and have it started again like one that was lost."""
-        self._supervision.replace(name, reason)
+    def make_lanes(self, name: str) -> tuple[LocalLane, LocalLane]:
+        return make_lanes(name, self._endpoint(name), self._identity)
 
     def pids(self) -> dict[str, int]:
         """The nodes' processes, each on its own machine; one that is being placed is not among them."""
@@ -115,10 +95,7 @@ class RayRun:
         with contextlib.suppress(exceptions.RayError):
             self._end()
         self._processes.clear()
-        for lanes in self._lanes.values():
-            for lane in lanes:
-                lane.close()
-        self._lanes.clear()
+        self.close_lanes()
         self._cluster.close()
 
     def _end(self) -> None:
@@ -134,12 +111,6 @@ class RayRun:
                     waiting[process.actor.event.remote()] = process
         for process in self._processes.values():
             ray.kill(process.actor)
-
-    def __enter__(self) -> RayRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- what the supervision asks for
 
@@ -162,26 +133,30 @@ class RayRun:
         if not ready:
             ready, _ = ray.wait(list(told), timeout=timeout)
         found = [self._listen(told[ref], _answer(ref)) for ref in ready]
+        # who has no place in the cluster yet does not hang
+        found += [Beat(name, 0) for name, process in self._processes.items() if process.pid is None]
         return [event for event in found if event is not None]
 
     def kill(self, name: str) -> None:
-        """Ray asks a process to end itself, which one that is stopped does not hear: on this machine the kernel is
-        asked too."""
+        """Ray asks a process to end itself, which one that is stopped does not hear: the kernel of its machine is asked
+        too."""
         process = self._processes.pop(name, None)
         if process is None:
             return
         ray.kill(process.actor)
-        here = ray.util.get_node_ip_address()
-        if process.pid is not None and process.endpoint is not None and process.endpoint.host == here:
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
+        if process.machine == ray.get_runtime_context().get_node_id():
+            _kill(process.pid)
+        elif process.pid is not None:
+            there = NodeAffinitySchedulingStrategy(process.machine, soft=False)
+            ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process.pid)
         self._killed.append(Lost(name, "was killed"))
 
     def _listen(self, process: Process, told: Any) -> Event | None:
         """Take in what a node has told, or what Ray tells of its end."""
         match told:
-            case ("listening", endpoint, pid, public_key):
+            case (("listening", endpoint, pid, public_key), machine):
                 process.endpoint, process.pid, process.public_key = endpoint, pid, public_key
+                process.machine = machine
                 if not self._placing:
                     self._begin(process)
                 told = None
@@ -231,6 +206,12 @@ class RayRun:
         """Where a node listens; nowhere while it is being started again."""
         process = self._processes.get(name)
         return process.endpoint if process and process.endpoint else NOWHERE
+
+
+def _kill(pid: int | None) -> None:
+    if pid is not None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _answer(ref: Any) -> Any:

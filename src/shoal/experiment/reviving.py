@@ -1,0 +1,52 @@
+"""What a node that was lost takes from the driver when it is started again: what this process has of it, or the disk.
+
+The metrics go on from the driver's newest snapshot, a replay from its last save. (A learner and the gradient service
+find theirs with the weight service; whoever counts tells it again.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shoal.experiment.ending import METRICS
+from shoal.experiment.replay_saves import folder_of
+from shoal.program import Program
+from shoal.replay import Replay
+from shoal.runtime import Supervisor
+from shoal.services.metrics import next_life
+
+
+class Reviving:
+    """The states of lost nodes, as the supervisor asks for them."""
+
+    def __init__(self, program: Program, run: Path, saved: Mapping[str, str], note: Callable[[str], None]) -> None:
+        self._program, self._run, self._note = program, run, note
+        self._snapshot: tuple[Mapping[str, Any], int] | None = None
+        self._saved = dict(saved)  # the name of each replay's newest complete save
+
+    def attach(self, supervisor: Supervisor) -> None:
+        supervisor.states[METRICS.name] = self._metrics
+        for name, node in self._program.nodes.items():
+            if node.factory is Replay:
+                supervisor.states[name] = partial(self._replay, name)
+
+    def read(self, snapshot: Mapping[str, Any], evaluations: int) -> None:
+        """The driver has read this of the metrics, and so many evaluations in all."""
+        self._snapshot = snapshot, evaluations
+
+    def saved(self, tags: Mapping[str, str]) -> None:
+        """Replays have saved their tables under these names."""
+        self._saved.update(tags)
+
+    def _metrics(self) -> Any:
+        if self._snapshot is None:
+            return self._program.nodes[METRICS.name].start
+        return next_life(*self._snapshot)
+
+    def _replay(self, name: str) -> Any:
+        tag = self._saved.get(name)
+        self._note(f"{name} comes back " + ("empty" if tag is None else f"with what it has saved in checkpoint {tag}"))
+        return None if tag is None else {"path": str(folder_of(self._run, name)), "tag": tag}

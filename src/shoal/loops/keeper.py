@@ -1,0 +1,55 @@
+"""What a learner leaves with the weight service for its next life, and brings it again when that is lost itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from shoal.program import Future, NodeDied, futures
+from shoal.services.weights import SharedWeights, WeightStore
+from shoal.sync import monotonic
+
+SNAPSHOT_EVERY = 2.0  # seconds, at the least, between two snapshots for the learner's next life
+SNAPSHOT_SHARE = 0.01  # of the learner's time that they may take
+LOOK = 0.5  # seconds between two looks at which version the service has
+
+
+class Keeper:
+    """Has the weight service keep snapshots, and finds out when it has lost them and the weights."""
+
+    def __init__(self, weights: WeightStore) -> None:
+        self._weights = weights
+        self._next_snapshot = 0.0
+        self._next_look = 0.0
+        self._asked: tuple[Future, int] | None = None
+
+    def due(self) -> bool:
+        return monotonic() >= self._next_snapshot
+
+    def keep(self, snapshot: Callable[[], Any]) -> None:
+        begun = monotonic()
+        with contextlib.suppress(NodeDied):  # one of those who are needed for it is on its way back
+            self._weights.keep_snapshot(snapshot())
+        self._next_snapshot = begun + max(SNAPSHOT_EVERY, (monotonic() - begun) / SNAPSHOT_SHARE)
+
+    def lacks(self, version: int) -> bool:
+        """Whether the weight service was lost and has not this version: it needs both, weights and a snapshot. Asks
+        without waiting, and not too often."""
+        if self._asked is None:
+            if monotonic() < self._next_look:
+                return False
+            self._next_look = monotonic() + LOOK
+            store = self._weights.store if isinstance(self._weights, SharedWeights) else self._weights
+            self._asked = futures(store).version(), version
+        call, expected = self._asked
+        if not call.done():
+            return False
+        self._asked = None
+        try:
+            lacks = bool(call.result() < expected)
+        except NodeDied:
+            return False
+        if lacks:
+            self._next_snapshot = 0.0
+        return lacks

@@ -1,0 +1,69 @@
+"""What the runtimes that have a process per node share: how a run is used from the process that started it."""
+
+from __future__ import annotations
+
+import abc
+import time
+from typing import Any, Self
+
+from shoal.program import Client, Context, Handle, Node, Program
+from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.supervise import Supervisor
+from shoal.runtime.supervised import Event, Supervision
+
+
+class ProcessRun(abc.ABC):
+    """A running program. `wait` supervises; everything ends with `close` (or with this process)."""
+
+    beats: float
+
+    def __init__(self, program: Program, supervisor: Supervisor | None, seed: int) -> None:
+        self.program = program
+        self.supervisor = supervisor or Supervisor()
+        self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
+        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
+
+    def client(self, handle: Any) -> Any:
+        """A client of a node, for this process."""
+        assert isinstance(handle, Handle)
+        name = handle.name
+        if name not in self._lanes:
+            self._lanes[name] = self.make_lanes(name)
+            for lane in self._lanes[name]:
+                lane.while_waiting = self._supervision.meanwhile
+        return Client(name, *self._lanes[name])
+
+    def wait(self, seconds: float) -> None:
+        """Let the run go on for `seconds`, restarting what may be lost; `RunFailed` when it cannot go on."""
+        self._supervision.wait(seconds)
+
+    def finished(self, handle: Any) -> bool:
+        """Whether a node's `step` returned False."""
+        return handle.name in self._supervision.finished
+
+    def replace(self, name: str, reason: str) -> None:
+        """Kill a node and have it started again like one that was lost."""
+        self._supervision.replace(name, reason)
+
+    def close_lanes(self) -> None:
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.close()
+        self._lanes.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def make_lanes(self, name: str) -> tuple[LocalLane, LocalLane]: ...
+    @abc.abstractmethod
+    def start(self, node: Node, context: Context) -> None: ...
+    @abc.abstractmethod
+    def hear(self, timeout: float) -> list[Event]: ...
+    @abc.abstractmethod
+    def kill(self, name: str) -> None: ...
+    @abc.abstractmethod
+    def close(self) -> None: ...
