@@ -126,6 +126,10 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Workers push to the gradient service; the learner starts it, publishes what it has, and ends the run."""
     if cfg.synchronous and cfg.reduce > 1:
         raise UserError("--synchronous makes each step of one gradient per worker: leave out --reduce.")
+    if cfg.shards > 1:
+        parts = sum(1 for _ in make_actor_critic(cfg, env, seed=0).parameters())
+        if cfg.shards > parts:
+            raise UserError(f"--shards {cfg.shards} cannot share {parts} tensors of parameters: give {parts} or less.")
     wiring = Wiring(cfg, env, settings)
     servers = wiring.add_gradient_servers(
         cfg.shards,

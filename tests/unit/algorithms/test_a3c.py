@@ -361,6 +361,11 @@ def test_a_killed_worker_is_replaced_and_the_service_goes_on(variant: str) -> No
         assert metrics.snapshot()["counts"]["env_steps"] > 0
 
 
+def test_more_shards_than_tensors_are_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"--shards 99 cannot share \d+ tensors of parameters: give \d+ or less"):
+        program(small(shards=99), envs.describe("CartPole-v1"), Settings())
+
+
 def test_reducing_in_rounds_is_refused_in_a_sentence() -> None:
     with pytest.raises(UserError, match="leave out --reduce"):
         program(small(synchronous=True, reduce=2), envs.describe("CartPole-v1"), Settings())
