@@ -93,7 +93,7 @@ class Result:
     reached: bool  # confirmed by the evaluator on fresh episodes
     seconds_to_target: float | None  # train_seconds when it was confirmed
     restarts: int
-    lost: dict[str, int]  # with nodes: updates made, items and rows of replays, open episodes of actors
+    lost: dict[str, int] = dataclasses.field(default_factory=dict)  # with nodes: updates, items, rows, open episodes
     run_dir: str
     stopped_by: StoppedBy
     preset: str

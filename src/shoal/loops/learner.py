@@ -259,7 +259,7 @@ class LearnerLoop(Loop):
             except NodeDied:  # on its way back: the next sample waits for it
                 return values
             self._count_lost_items(table.get("lost_items"))
-            values["replay_size"] = table["size"]
+            values["replay_size"] = self._prefetch.there = table["size"]
             values["replay_age_seconds"] = table.get("age_seconds_mean", 0.0)
             if table["inserts_per_second"]:
                 values["samples_per_insert"] = table["samples_per_second"] / table["inserts_per_second"]

@@ -32,7 +32,7 @@ class Prefetch:
     ) -> None:
         self._request, self._space, self._device, self._idle = request, observation_space, device, idle
         self.lost_items = 0  # that were there to be sampled when a service was lost
-        self._there = 0  # after the last sample was taken
+        self.there = 0  # items, when somebody looked last
         self._asked: collections.deque[Future] = collections.deque()
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: tuple[Sample, Batch] | None = None
@@ -68,7 +68,7 @@ class Prefetch:
         while True:
             try:
                 sample: Sample = self._asked.popleft().result()
-                self._there = sample.table_size - len(sample)
+                self.there = sample.table_size - len(sample)
                 return sample
             except ReplayTimeout:
                 self._idle()
@@ -77,7 +77,7 @@ class Prefetch:
                 deadline = deadline or monotonic() + RECONNECT
                 if process_ends() or monotonic() > deadline:
                     raise
-                self.lost_items, self._there = self.lost_items + self._there, 0
+                self.lost_items, self.there = self.lost_items + self.there, 0
                 self._idle()
                 sleep(PAUSE)
                 self.ask()

@@ -1,0 +1,189 @@
+"""A run in which every few seconds a process is killed, then stopped, at random, and which has to learn its task still.
+
+python tests/chaos/survival.py impala --kill-seconds 300 --stop-seconds 300
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CARTPOLE = ("--env", "CartPole-v1")
+HANG_SECONDS = 5.0
+CASES: dict[str, tuple[str, ...]] = {
+    "impala": ("impala", *CARTPOLE, "--actors", "2"),
+    "ppo": ("ppo", *CARTPOLE, "--actors", "2"),
+    "apex_dqn": ("apex_dqn", *CARTPOLE, "--actors", "2", "--shards", "2"),
+    "a3c": ("a3c", *CARTPOLE, "--actors", "2"),
+    "r2d2": ("r2d2", "--env", "shoal/CartPoleHidden-v0", "--actors", "2", "--inference", "central"),
+    "learners": ("impala", *CARTPOLE, "--actors", "2", "--learners", "2"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the run."""
+
+    hit: list[str]  # names of the processes, in order
+    best: float  # return of an evaluation since the first of them was hit
+    summary: dict[str, Any]
+    losses: list[str]  # nodes that the run has told of
+    told: str
+
+
+class Survival:
+    """One run, and what is done to it."""
+
+    def __init__(self, case: str, directory: Path, *, runtime: str, seed: int) -> None:
+        self._rows = directory / "run" / "metrics.jsonl"
+        self._runtime, self._random = runtime, random.Random(seed)
+        self._output = directory / "output"
+        words = [*CASES[case], "--run-dir", str(directory / "run"), "--stop-seconds", "1e6", "--runtime", runtime]
+        words += ["--hang-seconds", str(HANG_SECONDS), "--seed", str(seed), "--checkpoint-every", "20"]
+        with self._output.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shoal", "train", *words], stdout=output, stderr=output, cwd=directory
+            )
+        self._hit: list[str] = []
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        if not self._rows.exists():
+            return []
+        lines = self._rows.read_text().splitlines()[:]
+        found = []
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:  # it is being written
+                continue
+            found += [row] if row["kind"] == kind else []
+        return found
+
+    def await_learning(self, seconds: float = 180.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not any(row["counts"].get("learner_steps") for row in self.rows("progress")):
+            self._check(deadline, "does not begin to learn")
+            time.sleep(0.2)
+        self._evaluated = len(self.rows("evaluation"))
+
+    def hit(self, number: signal.Signals, seconds: float, every: float) -> None:
+        """Send a signal to one process of the run at a time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if victims := self._victims():
+                victim = self._random.choice(victims)
+                try:
+                    self._hit.append(f"{number.name} {victim.name()}")
+                    victim.send_signal(number)
+                except psutil.Error:
+                    self._hit.pop()  # it has just ended
+            time.sleep(min(every, max(0.0, until - time.monotonic())))
+            self._check(None, f"has ended after {self._hit}")
+
+    def await_return(self, goal: float, seconds: float) -> float:
+        """The best return of an evaluation since it was hit first."""
+        deadline = time.monotonic() + seconds
+        while True:
+            returns = [row["eval_return"] for row in self.rows("evaluation")[self._evaluated :]]
+            best = max(returns, default=float("-inf"))
+            if best >= goal or time.monotonic() > deadline:
+                return float(best)
+            self._check(None, "has ended while it learned")
+            time.sleep(0.5)
+
+    def finish(self, best: float) -> Outcome:
+        """Ctrl-C, and what the run says then."""
+        self._process.send_signal(signal.SIGINT)
+        code = self._process.wait(120.0)
+        told = self._output.read_text()
+        assert code == 130, f"exit code {code}:\n{told}"
+        summary = json.loads((self._rows.parent / "summary.json").read_text())
+        return Outcome(self._hit, best, summary, [row["node"] for row in self.rows("loss")], told)
+
+    def close(self) -> None:
+        family = [*self._family(), self._process]
+        for process in family:
+            try:
+                process.kill()
+            except psutil.Error:
+                pass
+        self._process.wait()
+
+    def _victims(self) -> list[psutil.Process]:
+        """Nodes, and on the local runtime the zygote; on Ray what the cluster itself consists of is not the run's."""
+        if self._runtime == "ray":
+            return [process for process in self._family() if process.name().startswith("ray::NodeActor")]
+        return self._family()
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.Error:
+            return []
+
+    def _check(self, deadline: float | None, trouble: str) -> None:
+        in_time = deadline is None or time.monotonic() < deadline
+        assert self._process.poll() is None and in_time, f"the run {trouble}:\n{self._output.read_text()[-5000:]}"
+
+
+def survive(
+    case: str,
+    directory: Path,
+    *,
+    runtime: str = "local",
+    kill_seconds: float,
+    stop_seconds: float,
+    every: float = 15.0,
+    goal: float = 475.0,
+    patience: float = 300.0,  # seconds after the last signal in which the goal must be reached
+    seed: int = 0,
+) -> Outcome:
+    run = Survival(case, directory, runtime=runtime, seed=seed)
+    try:
+        run.await_learning()
+        run.hit(signal.SIGKILL, kill_seconds, every)
+        run.hit(signal.SIGSTOP, stop_seconds, every)
+        return run.finish(run.await_return(goal, patience))
+    finally:
+        run.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="+", choices=list(CASES))
+    parser.add_argument("--runtime", default="local")
+    for name, default in (("kill-seconds", 300.0), ("stop-seconds", 300.0), ("every", 15.0), ("goal", 475.0)):
+        parser.add_argument(f"--{name}", type=float, default=default)
+    parser.add_argument("--patience", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--verbose", action="store_true")
+    given = vars(parser.parse_args())
+    failed, verbose = 0, given.pop("verbose")
+    for case in given.pop("cases"):
+        with tempfile.TemporaryDirectory() as directory:
+            outcome = survive(case, Path(directory), **given)
+        reached = outcome.best >= given["goal"]
+        failed += not reached
+        if verbose:
+            print(outcome.told)
+        print(
+            f"{case}: {'reached' if reached else 'MISSED'} {outcome.best:.1f}; hit {len(outcome.hit)}: "
+            f"{', '.join(outcome.hit)}; {outcome.summary['restarts']} restarts, lost {outcome.summary['lost']}",
+            flush=True,
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
