@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import psutil
 
 CARTPOLE = ("--env", "CartPole-v1")
 HANG_SECONDS = 5.0
+MARKER = "SHOAL_SURVIVAL"  # every process of a run inherits it
 CASES: dict[str, tuple[str, ...]] = {
     "impala": ("impala", *CARTPOLE, "--actors", "2"),
     "ppo": ("ppo", *CARTPOLE, "--actors", "2"),
@@ -51,10 +54,10 @@ class Survival:
         self._output = directory / "output"
         words = [*CASES[case], "--run-dir", str(directory / "run"), "--stop-seconds", "1e6", "--runtime", runtime]
         words += ["--hang-seconds", str(HANG_SECONDS), "--seed", str(seed), "--checkpoint-every", "20"]
+        self._mark = uuid.uuid4().hex
+        command, environment = [sys.executable, "-m", "shoal", "train", *words], {**os.environ, MARKER: self._mark}
         with self._output.open("w") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal", "train", *words], stdout=output, stderr=output, cwd=directory
-            )
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, cwd=directory, env=environment)
         self._hit: list[str] = []
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
@@ -127,14 +130,21 @@ class Survival:
         return self._family()
 
     def _family(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.Error:
-            return []
+        """All processes that the command has started, also those whose own parent is gone."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != self._process.pid and process.environ().get(MARKER) == self._mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
 
     def _check(self, deadline: float | None, trouble: str) -> None:
-        in_time = deadline is None or time.monotonic() < deadline
-        assert self._process.poll() is None and in_time, f"the run {trouble}:\n{self._output.read_text()[-5000:]}"
+        late = deadline is not None and time.monotonic() > deadline
+        ended = self._process.poll() is not None
+        if late or ended:
+            raise AssertionError(f"the run {trouble}:\n{self._output.read_text()[-5000:]}")
 
 
 def survive(

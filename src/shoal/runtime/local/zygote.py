@@ -29,6 +29,7 @@ PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoa
 SHARED = ("shoal", "gymnasium")  # packages of which it imports whatever the parent has
 CAN_FORK = sys.platform == "linux" and HAS_MEMFD
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+LOOKS = 3  # at a zygote that is stopped, before another takes its place: all may be on their way from a stop
 PATIENCE = 3.0  # seconds for killed processes to be gone
 
 
@@ -81,6 +82,7 @@ class Zygote:
         )
         theirs.close()
         self._connection = Connection(ours, shared=False)
+        self._stopped, self._next_look = 0, 0.0
         self._modules: list[str] = []  # that it was told to import
 
     def _share_imports(self) -> None:
@@ -114,10 +116,8 @@ class Zygote:
     def _await_answer(self) -> None:
         """It may be importing for long, but one that was stopped would be waited for for ever: it is killed, and the
         end of the stream says so."""
-        stopped = 0
         while not self._connection.ready(1.0):
-            stopped = stopped + 1 if _is_stopped(self._process.pid) else 0
-            if stopped > 1:  # not only on its way from a stop of everything
+            if self._stands_still():
                 self._process.kill()
 
     def _note(self, message: Any) -> None:
@@ -145,7 +145,7 @@ class Zygote:
             ended, self._ended = self._ended, None
             return ended
         code = self._process.poll()
-        if code is None and not self._hung_up():
+        if code is None and not self._hung_up() and not self._stands_still():
             return None
         if code is None:
             self._process.kill()
@@ -157,6 +157,13 @@ class Zygote:
         for pid in self._orphans:
             self._connection.send(("adopt", pid))
         return _ended(code)
+
+    def _stands_still(self) -> bool:
+        """Whether it has been stopped for a while; it is looked at once a second."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + 1.0
+            self._stopped = self._stopped + 1 if _is_stopped(self._process.pid) else 0
+        return self._stopped >= LOOKS
 
     def _hung_up(self) -> bool:
         """Take in what there is to hear; whether that was the last of it."""
