@@ -69,6 +69,13 @@ def wait_for(run: Run, condition: Callable[[], bool], seconds: float = 60.0) -> 
         run.wait(0.1)
 
 
+def stop(pid: int) -> None:
+    """Stop a process; its threads may go on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+
+
 def test_a_step_that_never_ends_is_told_and_the_node_replaced() -> None:
     hangs: list[Hang] = []
     described, stepper = program(hangs=True)
@@ -86,7 +93,7 @@ def test_a_stopped_process_is_told_and_replaced() -> None:
     with launch(described, "local", supervisor=Supervisor(hang_seconds=3.0, on_hang=hangs.append)) as run:
         wait_for(run, lambda: run.client(Handle("counter")).add() > 5)
         old = run.pids()["stepper"]
-        os.kill(old, signal.SIGSTOP)
+        stop(old)
         wait_for(run, lambda: run.pids().get("stepper", old) != old)
         assert run.client(stepper).life() == 1
     assert [hang.node for hang in hangs] == ["stepper"]
@@ -101,7 +108,7 @@ def test_a_stopped_service_is_replaced_while_the_driver_itself_waits_for_it() ->
         assert run.client(counter).add() == 1
         run.wait(2.0)
         old = run.pids()["counter"]
-        os.kill(old, signal.SIGSTOP)
+        stop(old)
         with pytest.raises(NodeDied):
             run.client(counter).add()
         wait_for(run, lambda: run.pids().get("counter", old) != old)

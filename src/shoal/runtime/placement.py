@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from shoal.errors import UserError
 from shoal.program import Node, Program
 
@@ -54,3 +56,21 @@ def amounts(resources: Amounts) -> str:
         else:
             words.append(f"{amount:g} {name}")
     return ", ".join(words) or "nothing"
+
+
+def moves(places: Mapping[str, str], machines: Collection[str], joined: Collection[str]) -> dict[str, str]:
+    """Which nodes move to machines that have `joined`, so that each of these gets its share: node -> machine.
+
+    `places` says on which machine each node is now. Those that have most give first.
+    """
+    left = {machine: [node for node, place in places.items() if place == machine] for machine in machines}
+    share, found = len(places) // len(machines) if machines else 0, {}
+    for newcomer in joined:
+        while len(left[newcomer]) < share:
+            most = max((machine for machine in machines if machine != newcomer), key=lambda one: len(left[one]))
+            if len(left[most]) <= share:
+                break
+            node = left[most].pop()
+            left[newcomer].append(node)
+            found[node] = newcomer
+    return found

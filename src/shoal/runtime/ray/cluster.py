@@ -65,16 +65,19 @@ class Cluster:
                         f"({_reason(error)}): try again when it is less busy, or take --runtime local"
                     ) from None
 
-    def options(self, node: Node) -> dict[str, Any]:
-        """How Ray is to run a node. The supervisor restarts nodes, never Ray: it would repeat calls silently."""
+    def options(self, node: Node, machine: str | None = None) -> dict[str, Any]:
+        """How Ray is to run a node, and, of several machines, preferably on which one. The supervisor restarts nodes,
+        never Ray: it would repeat calls silently."""
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": RemoteNode.ORDERS}
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
         demand = placement.demand(node)
         if not demand:
             # services and learners stay together with the driver, whose machine the run cannot lose anyway
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             options["scheduling_strategy"] = "SPREAD" if node.spread else here
+            if node.spread and machine is not None:
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(machine, soft=True)
         options["num_cpus"] = demand.pop("CPU", 0)
         options["num_gpus"] = demand.pop("GPU", 0)
         options["memory"] = int(demand.pop("memory", 0)) or None

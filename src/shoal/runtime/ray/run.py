@@ -34,6 +34,7 @@ from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Beat, Event, Finished, Lost
 
 GRACE = 3.0  # seconds a node may take to end by itself
+LOOK = 5.0  # seconds between two looks at the machines of the cluster
 PLACING = 120.0  # seconds the cluster may take to start the nodes
 ray: Any = typed_ray  # its own types are incomplete
 
@@ -58,6 +59,7 @@ class Process:
     pid: int | None = None
     public_key: bytes = b""
     machine: str = ""  # as Ray calls it
+    begun: bool = False
 
 
 class RayRun(ProcessRun):
@@ -72,10 +74,13 @@ class RayRun(ProcessRun):
         self._namespace = f"shoal-{secrets.token_hex(8)}"
         self._processes: dict[str, Process] = {}
         self._killed: list[Event] = []  # losses that nobody will tell of
+        self._moves: dict[str, str] = {}  # nodes that are to be on other machines when they are started again
+        self._next_look = 0.0  # at the machines
         self._placing = True  # nodes begin when all of them have a place
         self._cluster = Cluster(address)
         try:
-            placement.check(program, [machine["Resources"] for machine in ray.nodes() if machine["Alive"]])
+            self._machines = _machines()
+            placement.check(program, list(self._machines.values()))
             self._supervision.start_all()
             self._placed()
         except BaseException:
@@ -118,12 +123,13 @@ class RayRun(ProcessRun):
 
     def start(self, node: Node, context: Context) -> None:
         """Ask Ray for the node's actor. The node begins when its process listens."""
-        options = self._cluster.options(node)
+        options = self._cluster.options(node, self._moves.pop(node.name, None))
         options |= {"name": f"{node.name}#{context.restarts}", "namespace": self._namespace}
         actor = ray.remote(NodeActor).options(**options).remote(self._authority.trust, sys.path)
         self._processes[node.name] = Process(node, actor, actor.listen_here.remote(), context)
 
     def hear(self, timeout: float) -> list[Event]:
+        self._welcome_machines()
         told = {process.awaited: process for process in self._processes.values()}
         if self._killed or not told:
             time.sleep(0.0 if self._killed else timeout)
@@ -133,8 +139,8 @@ class RayRun(ProcessRun):
         if not ready:
             ready, _ = ray.wait(list(told), timeout=timeout)
         found = [self._listen(told[ref], _answer(ref)) for ref in ready]
-        # who has no place in the cluster yet does not hang
-        found += [Beat(name, 0) for name, process in self._processes.items() if process.pid is None]
+        # who waits for a place in the cluster, for itself or for others, does not hang
+        found += [Beat(name, 0) for name, process in self._processes.items() if not process.begun]
         return [event for event in found if event is not None]
 
     def kill(self, name: str) -> None:
@@ -171,6 +177,24 @@ class RayRun(ProcessRun):
         process.awaited = process.actor.event.remote()
         return told if isinstance(told, Finished | Beat) else None
 
+    # ---- machines that come and go
+
+    def _welcome_machines(self) -> None:
+        """Give machines that have joined the cluster their share of the nodes that are spread over all of them."""
+        if self._placing or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK
+        before, self._machines = self._machines, _machines()
+        joined = [machine for machine in self._machines if machine not in before]
+        spread = {
+            name: process.machine
+            for name, process in self._processes.items()
+            if process.node.spread and not placement.demand(process.node) and process.machine in self._machines
+        }
+        for name, machine in placement.moves(spread, self._machines, joined).items() if joined else ():
+            self._moves[name] = machine
+            self._supervision.replace(name, "was moved to a machine that has joined")
+
     # ---- starting and connecting
 
     def _placed(self) -> None:
@@ -191,6 +215,7 @@ class RayRun(ProcessRun):
 
     def _begin(self, process: Process) -> None:
         """Set a node going, whose callees must listen by now."""
+        process.begun = True
         node, name = process.node, process.node.name
         callees = {callee: self._endpoint(callee) for callee in node.callees()}
         certificate = self._authority.sign(process.public_key)
@@ -206,6 +231,11 @@ class RayRun(ProcessRun):
         """Where a node listens; nowhere while it is being started again."""
         process = self._processes.get(name)
         return process.endpoint if process and process.endpoint else NOWHERE
+
+
+def _machines() -> dict[str, dict[str, float]]:
+    """Those of the cluster that live, and what each offers."""
+    return {machine["NodeID"]: machine["Resources"] for machine in ray.nodes() if machine["Alive"]}
 
 
 def _kill(pid: int | None) -> None:
