@@ -12,9 +12,9 @@ CODE := src tests $(wildcard bench examples)
 demo: .venv/core  ## train IMPALA on CartPole-v1 until it is solved
 	$(BIN)/shoal train impala --env CartPole-v1 --stop-return 475
 
-test: .venv/dev  ## the quick tests: units and bad input in parallel, then what starts whole programs, one after the other
+test: .venv/dev  ## the quick tests: units and bad input, then what starts whole programs, two files at a time
 	$(PYTEST) tests/unit tests/hunt -n 2
-	$(PYTEST) tests/contract tests/chaos tests/learning
+	$(PYTEST) tests/contract tests/chaos tests/learning -n 2 --dist loadfile
 
 test-slow: .venv/dev  ## what the quick tests leave out: long learning, chaos, endurance, every program on Ray
 	$(PYTEST) -m slow
