@@ -77,6 +77,7 @@ Amount = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, Above(0)]
 Share = Annotated[float, Between(0, 1)]
 Widths = Annotated[tuple[int, ...], LayerWidths()]
+NamedValues = dict[str, Any]
 Seconds = Annotated[float, Between(0, 1e6)]
 Threads = Annotated[int, Between(1, 1024)]
 Episodes = Annotated[int, Between(1, 1_000_000)]  # of one evaluation
@@ -210,6 +211,7 @@ _TYPES: tuple[tuple[Any, Any, str], ...] = (  # numpy's numbers are numbers, tru
     (float, numbers.Real, "a number"),
     (str, str, "a name"),
     (Callable, Callable, "a function or class"),
+    (dict, Mapping, "values by name"),
 )
 
 
@@ -243,8 +245,8 @@ def from_record(cls: type[C], values: Mapping[str, Any]) -> C:
 
 
 def option(name: str) -> str:
-    """A field's name as it is typed on the command line."""
-    return "--" + name.rstrip("_").replace("_", "-")
+    """A field's name as it is typed on the command line; one of several values by name is typed at a time."""
+    return "--" + name.rstrip("_").replace("_", "-").replace("env-options", "env-option")
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = NEAR) -> str:

@@ -5,9 +5,22 @@ An algorithm's file adds what is its own, and gives another default where the me
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from shoal.config import Amount, Count, Factory, Positive, Seconds, Share, Threads, Whole, Widths, config
+from shoal.config import (
+    Amount,
+    Between,
+    Count,
+    Factory,
+    NamedValues,
+    Positive,
+    Seconds,
+    Share,
+    Threads,
+    Whole,
+    Widths,
+    config,
+)
 
 Activation = Literal["tanh", "relu"]
 
@@ -18,6 +31,14 @@ class Acting:
 
     env: Factory = "CartPole-v1"
     """A Gymnasium id, module:factory, or in Python the function or class that makes the environment."""
+    env_options: NamedValues | None = None
+    """An option of the environment or of your factory; give it again for another one."""
+    frame_stack: Annotated[int, Between(0, 64)] = 0
+    """Newest frames that a policy sees of each image; 0: 4 for Atari, else 1."""
+    eval_env_options: NamedValues | None = None
+    """The evaluator's own, on top of those."""
+    eval_limit: Count | None = None
+    """Steps after which the evaluator cuts an episode; without it the environment's limit, or 27,000."""
     preset: str = "auto"
     """Which settings to begin with; auto: those for the environment's kind, none: the fields' own defaults."""
     actors: Count = 1

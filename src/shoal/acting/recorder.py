@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal import tree
 from shoal.acting.policy import LAST_REWARD, Policy
+from shoal.acting.stacking import Stacker
 from shoal.types import Array, Arrays, Columns
 from shoal.versions import NONE
 
@@ -28,6 +29,8 @@ class Recorder:
         ship: Callable[[Columns], object],
         overlap: int = 1,
         first_environment: int = 0,  # the place of its environments among those of all actors
+        stacks: Mapping[str, int] | None = None,  # columns of which the policy sees stacks, and of how many frames
+        store_stacks: bool = False,  # write down what the policy saw, and not each frame once
     ) -> None:
         self.policy = policy
         self.environments = first_environment + np.arange(count)
@@ -40,6 +43,8 @@ class Recorder:
         self._columns: Columns = {}
         self._overlap = overlap
         self._row, self._until = 0, rows + overlap
+        self.stacker = Stacker(stacks) if stacks else None
+        self._store_stacks = store_stacks
 
     def state_dict(self) -> dict[str, Any]:
         """Where every environment stands between two rows, and the rows that have not been handed on."""
@@ -49,12 +54,15 @@ class Recorder:
             "state": {name: value.copy() for name, value in self._state.items()},
             "rows": {name: column[: self._row].copy() for name, column in self._columns.items()},
             "until": self._until,
+            "frames": self.stacker.state_dict() if self.stacker is not None else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.version, self._until = state["version"], state["until"]
         self.first = np.array(state["first"])
         self._state = {name: np.array(value) for name, value in state["state"].items()}
+        if self.stacker is not None:
+            self.stacker.load_state_dict(state["frames"])
         self._row = len(state["rows"]["valid"]) if state["rows"] else 0
         for name, rows in state["rows"].items():
             self._columns[name] = np.empty((self._rows + 1, *rows.shape[1:]), rows.dtype)
@@ -71,9 +79,16 @@ class Recorder:
     def act(self, observation: Any) -> Array:
         """Choose the actions for a row and write it down, but for what they give."""
         state = self.state()
-        action, after, extras = self.policy.act(observation, state, self.first)
+        seen = observation if self.stacker is None else self.see(observation)
+        action, after, extras = self.policy.act(seen, state, self.first)
+        if self._store_stacks:
+            observation = seen
         self.record(observation, state, action, after, extras)
         return action
+
+    def see(self, observation: Any) -> Any:
+        """What the policy sees of a row's observation: stacks in the place of frames. Once for every row."""
+        return observation if self.stacker is None else self.stacker.push(observation, self.first)
 
     def state(self) -> Columns:
         """What the policy carries into the coming row: zero where an episode begins."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from shoal import optim, tree
+from shoal.acting import Stacker
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment.registry import Algorithm
@@ -135,7 +136,7 @@ def _inference(algorithm: Algorithm, cfg: Any, env: EnvSpec, weights: Arrays, ba
     policy.load(weights)
     envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, 0)
     try:
-        few = envs.reset()
+        few = Stacker(envs.stacks).push(envs.reset(), np.ones(envs.count, np.bool_))
     finally:
         envs.close()
     times = -(-batch // cfg.envs_per_actor)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.commands.common import OK, one_run, parse, print_json
-from shoal.config import Episodes, Seed
+from shoal.config import Episodes, NamedValues, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,8 @@ class EvalOptions:
     """Of the environments; drawn anew when none is given."""
     env: str | None = None
     """module:factory or id in place of the recorded one."""
+    env_options: NamedValues | None = None
+    """An option of the environment; all of them together in place of the recorded ones."""
     network: str | None = None
     """module:factory in place of the recorded one."""
     core: str | None = None
@@ -39,7 +41,7 @@ def run(words: Sequence[str]) -> int:
     from shoal.experiment.view import amount
     from shoal.playing import evaluate
 
-    given = {name: getattr(options, name) for name in ("episodes", "env", "seed", "network", "core")}
+    given = {name: getattr(options, name) for name in ("episodes", "env", "env_options", "seed", "network", "core")}
     found = evaluate(source, **given)
     if options.json:
         print_json(dataclasses.asdict(found))

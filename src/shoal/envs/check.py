@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,30 @@ def action_space(space: Space[Any], environment: str) -> Space[Any]:
         f"{environment}: actions in {space} are not supported; wrap the environment so that its actions are Discrete, "
         "a one-dimensional MultiDiscrete, or a Box of floating point."
     )
+
+
+def is_image(space: Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
+
+
+def image_stacks(space: Space[Any], count: int, *, stacked: bool = False) -> dict[str, int]:
+    """The images of an observation, each of which is one of `count` frames; or, when `stacked`, all of them."""
+    if count == 1:
+        return {}
+    leaves = tree.leaf_spaces(space, "observation")
+    return {name: count for name, leaf in leaves.items() if is_image(leaf) and len(leaf.shape) >= 2 + stacked}
+
+
+def stacked_space(space: Space[Any], count: int) -> Space[Any]:
+    """The space of an observation in which every image is a stack of `count` frames, oldest first, on a first axis."""
+    match space:
+        case spaces.Dict():
+            return spaces.Dict({key: stacked_space(part, count) for key, part in space.items()})
+        case spaces.Tuple():
+            return spaces.Tuple(stacked_space(part, count) for part in space.spaces)
+        case spaces.Box() if count > 1 and is_image(space):
+            return spaces.Box(np.stack([space.low] * count), np.stack([space.high] * count), dtype=np.uint8)
+    return space
 
 
 def _as_float32(space: spaces.Box) -> spaces.Box:
@@ -142,11 +167,12 @@ def check_outcome(environment: str, outcome: Any, space: Space[Any]) -> None:
             raise EnvFault(f"{environment}: '{name}' is {value!r}, but must be True or False.")
 
 
-def first_observation(environment: str, result: Any) -> Any:
-    """The observation out of what a single environment's reset returned."""
+def reset_result(environment: str, result: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Observation and info out of what a single environment's reset returned."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvFault(f"{environment}: reset() returned {type(result).__name__}, but must return (observation, info).")
-    return result[0]
+    observation, info = result
+    return observation, info if isinstance(info, Mapping) else {}
 
 
 def refuse_what_is_not_finite(array: Array, environment: str, name: str) -> None:

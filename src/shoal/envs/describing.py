@@ -11,9 +11,9 @@ from gymnasium import spaces
 from gymnasium.envs import registration
 
 from shoal import tree
-from shoal.envs import check, names
+from shoal.envs import atari, check, names
 from shoal.envs.faults import EnvFault, told_as_a_fault
-from shoal.envs.making import vectorize
+from shoal.envs.making import usual_stack, vectorize
 from shoal.envs.names import Environment, name_of
 from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
 from shoal.envs.vector import Envs
@@ -28,8 +28,12 @@ def describe(
     vectorizer: Vectorizer = "auto",
     *,
     evaluation_options: EnvOptions | None = None,
+    evaluation_limit: int | None = None,
+    stack: int = 0,
 ) -> EnvSpec:
-    """What an environment made with these options is. The evaluator's version has `evaluation_options` on top of them.
+    """What an environment made with these options is. The evaluator's version has `evaluation_options` on top of them,
+    and its episodes are cut after `evaluation_limit` steps. `stack` is as for `make`: the spec's spaces are those of
+    the stacks that a policy sees.
 
     One is made, reset and stepped once, so that what cannot work is said before anything is started; the user's own
     code in a process of its own, since it may end it.
@@ -37,8 +41,16 @@ def describe(
     if names.is_users_code(env):
         from shoal.envs.trial import describe_apart
 
-        return describe_apart(env, options, vectorizer, evaluation_options)
-    return describe_here(env, options, vectorizer, evaluation_options)
+        found = describe_apart(env, options, vectorizer, evaluation_options)
+    else:
+        found = describe_here(env, options, vectorizer, evaluation_options)
+    evaluation = found.evaluation and _stacked(found.evaluation, stack)
+    return replace(_stacked(found, stack), evaluation_cap=evaluation_limit, evaluation=evaluation)
+
+
+def _stacked(found: EnvSpec, stack: int) -> EnvSpec:
+    stack = stack or usual_stack(found.env, found.options)
+    return replace(found, stack=stack, observation_space=check.stacked_space(found.observation_space, stack))
 
 
 def describe_here(
@@ -47,14 +59,21 @@ def describe_here(
     """`describe` in this process."""
     found = _describe(env, options or {}, vectorizer)
     if not evaluation_options:
-        return found
+        return replace(found, evaluation=_whole_games(found))
     evaluation = _describe(env, {**(options or {}), **evaluation_options}, vectorizer)
     if (evaluation.observation_space, evaluation.action_space) != (found.observation_space, found.action_space):
         raise UserError(
             f"{found.name} has other spaces with the evaluator's options {dict(evaluation_options)}: "
             f"{evaluation.observation_space}, {evaluation.action_space}; the trained policy could not act there."
         )
-    return replace(found, evaluation=evaluation)
+    return replace(found, evaluation=_whole_games(evaluation, evaluation_options) or evaluation)
+
+
+def _whole_games(found: EnvSpec, given: EnvOptions | None = None) -> EnvSpec | None:
+    """Atari as the evaluator plays it where nobody says otherwise: until the game ends."""
+    if not atari.is_atari(names.resolve(found.env)) or "episodic_life" in (given or {}):
+        return None
+    return replace(found, options={**found.options, "episodic_life": False})
 
 
 def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> EnvSpec:
@@ -67,15 +86,18 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
             envs = Envs(vector, name, seed=0)
             _try(envs, name, f" with the options {dict(options)}" if options else "")
             registered = getattr(one, "spec", None)
-            atari = any(base.__module__.startswith("ale_py.") for base in type(one.unwrapped).__mro__)
+            runs_ale = _runs_ale(one)
     except EnvFault as fault:
         raise UserError(str(fault)) from fault
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise UserError(names.missing_package(name, error)) from error
     limit = threshold = None
+    if atari.is_atari(named := names.resolve(env)):
+        limit = atari.protocol_of(named, dict(options)).max_episode_steps  # type: ignore[arg-type]
+        registered = None
     if isinstance(registered, registration.EnvSpec):
         limit, threshold = _time_limit(registered), registered.reward_threshold
-    kind = "atari" if atari else _kind(envs.observation_space, envs.action_space)
+    kind: TaskKind = "atari" if runs_ale else _kind(envs.observation_space, envs.action_space)
     return EnvSpec(
         env,
         envs.observation_space,
@@ -88,6 +110,13 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
         native_action_space=vector.single_action_space,
         registered=names.registered_by_user(env),
     )
+
+
+def _runs_ale(one: Any) -> bool:
+    """Whether it is code of ale-py, whatever wraps it."""
+    if isinstance(one, atari.NativeGames):
+        return True
+    return any(base.__module__.startswith("ale_py.") for base in type(one.unwrapped).__mro__)
 
 
 def _try(envs: Envs, name: str, given: str) -> None:

@@ -12,9 +12,10 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs import check, names
+from shoal.envs import atari, check, names
 from shoal.envs.faults import told_as_a_fault
 from shoal.envs.names import Environment, name_of
+from shoal.envs.options import OF_GYMNASIUM, check_options, parameters_of, unknown_option
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess, MakeOne, SubProcesses, VectorEnvLike, spread
@@ -31,6 +32,7 @@ def make(
     options: EnvOptions | None = None,
     vectorizer: Vectorizer | None = None,
     limit: int | None = None,
+    stack: int = 0,
 ) -> Envs:
     """`count` environments: of an `EnvSpec`, of a Gymnasium id, or of the user's factory or its name `module:factory`.
 
@@ -38,15 +40,24 @@ def make(
     or, when it takes `count` or `num_envs`, a gymnasium.vector.VectorEnv of that many; a factory that takes `seed` is
     given one. `vectorizer`: "native" is the environment's own vector version, "sync" steps one after another,
     "async" gives each a process; "auto" is native where there is one, else sync. `limit` truncates episodes after so
-    many steps. What an `EnvSpec` says of these holds where nothing else is given.
+    many steps. `stack` is the number of frames that make up what a policy sees of an image (`Envs.stacks`); 0: what is
+    usual, 4 for Atari and else 1. What an `EnvSpec` says of these holds where nothing else is given.
     """
     if isinstance(env, EnvSpec):
         names.know(env.registered)
+        stack = stack or env.stack
         options = {**env.options, **(options or {})}
         vectorizer, limit, env = vectorizer or env.vectorizer, limit or env.limit, env.env
     vector = vectorize(env, count, seed=seed, options=options or {}, vectorizer=vectorizer or "auto", limit=limit)
-    in_the_vector = isinstance(vector, InProcess | SubProcesses)
-    return Envs(vector, name_of(env), seed, None if in_the_vector else limit)
+    in_the_vector = isinstance(vector, InProcess | SubProcesses | atari.NativeGames)
+    stack = stack or usual_stack(env, options or {})
+    return Envs(vector, name_of(env), seed, None if in_the_vector else limit, stack)
+
+
+def usual_stack(env: Environment, options: EnvOptions) -> int:
+    """Of how many frames a policy sees stacks, where nobody says it."""
+    found = names.resolve(env)
+    return atari.protocol_of(found, dict(options)).stack_num if atari.is_atari(found) else 1  # type: ignore[arg-type]
 
 
 def vectorize(
@@ -99,6 +110,9 @@ def _vector_of_registered(
     vectorizer: Vectorizer,
     limit: int | None,
 ) -> VectorEnvLike:
+    if atari.is_atari(registered):
+        return _vector_of_atari(name, registered, count, options, vectorizer, limit)
+    check_options(name, _maker(registered), options, beside=(*OF_GYMNASIUM, *_vector_options(registered)))
     if vectorizer in ("auto", "native") and registered.vector_entry_point is not None:
         native = _native(registered, count, options, insist=vectorizer == "native")
         if native is not None:
@@ -112,6 +126,34 @@ def _vector_of_registered(
     return _one_by_one([make_one] * count, name, vectorizer, limit)
 
 
+def _vector_of_atari(
+    name: str,
+    registered: registration.EnvSpec,
+    count: int,
+    options: dict[str, Any],
+    vectorizer: Vectorizer,
+    limit: int | None,
+) -> VectorEnvLike:
+    check_options(name, atari.Protocol, options, beside=("reward_clipping",))
+    protocol, game = atari.protocol_of(registered, options, limit), registered.kwargs["game"]
+    if vectorizer == "native" or (vectorizer == "auto" and protocol.render_mode is None):
+        return atari.NativeGames(game, count, protocol)
+    return _one_by_one([partial(_atari_game, game, protocol)] * count, name, vectorizer, None)
+
+
+def _atari_game(game: str, protocol: atari.Protocol) -> gymnasium.Env[Any, Any]:
+    from shoal.envs.atari_game import AtariGame
+
+    return AtariGame(game, protocol)
+
+
+def _vector_options(registered: registration.EnvSpec) -> list[str]:
+    entry = registered.vector_entry_point
+    if entry is None:
+        return []
+    return list(parameters_of(registration.load_env_creator(entry) if isinstance(entry, str) else entry))
+
+
 def _make_registered(registered: registration.EnvSpec, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     try:
         made = gymnasium.make(registered, **options)
@@ -122,10 +164,25 @@ def _make_registered(registered: registration.EnvSpec, options: dict[str, Any]) 
     except TypeError as error:
         if _UNKNOWN_OPTION not in str(error):
             raise
-        said = str(error).partition(" was raised from")[0]
-        raise UserError(f"{registered.id} does not take these options: {said}.") from error
+        raise UserError(unknown_option(registered.id, _key_of(error, options), _known_options(registered))) from error
     check.check_spaces(registered.id, made, "observation_space", "action_space")
     return made
+
+
+def _maker(registered: registration.EnvSpec) -> Callable[..., Any]:
+    entry = registered.entry_point if registered.entry_point is not None else registered.vector_entry_point
+    return registration.load_env_creator(entry) if isinstance(entry, str) else entry  # type: ignore[return-value]
+
+
+def _known_options(registered: registration.EnvSpec) -> list[str]:
+    """Those of the class and of the classes that it hands what it does not know."""
+    classes = getattr(_maker(registered), "__mro__", (_maker(registered),))
+    named = [name for each in classes if each is not object for name in parameters_of(each)]
+    return [name for name in dict.fromkeys(named) if name not in ("self", "args", "kwargs")]
+
+
+def _key_of(error: TypeError, options: Mapping[str, Any]) -> str:
+    return next((key for key in options if f"'{key}'" in str(error)), ", ".join(options))
 
 
 def _native(
@@ -159,7 +216,7 @@ def _vector_of_factory(
     vectorizer: Vectorizer,
     limit: int | None,
 ) -> VectorEnvLike:
-    parameters = _parameters(factory)
+    parameters = parameters_of(factory)
     seeds = spread(seed, count)
     counted = next((parameter for parameter in ("count", "num_envs") if parameter in parameters), None)
 
@@ -171,6 +228,7 @@ def _vector_of_factory(
         if vectorizer in ("sync", "async"):
             raise UserError(f"{name} makes a vector of environments itself; leave the vectorizer at 'auto'.")
         options = {counted: count} | options
+    check_options(name, factory, options)
     _check_call(name, factory, {**options, **({"seed": seed} if "seed" in parameters else {})})
     first = one(0)
     if isinstance(first, VectorEnv):
@@ -235,10 +293,3 @@ def _check_call(name: str, factory: Callable[..., Any], options: dict[str, Any])
             f"{name} cannot be called with the options {options}: {error}; give the environment the options it takes, "
             "or name a function that makes it with all it needs."
         ) from error
-
-
-def _parameters(factory: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(factory).parameters)
-    except (TypeError, ValueError):  # some built-in callables have none
-        return []

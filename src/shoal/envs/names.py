@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from shoal.errors import UserError
 Environment = str | Callable[..., Any]
 
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm"}  # what brings a missing module
+_ATARI = re.compile(r"ALE/.*|.*NoFrameskip-v[04]")  # ids that are nothing else
 _KNOWN_EVERYWHERE = ("gymnasium", "ale_py", "shoal")  # whose ids every process knows or can look up
 
 
@@ -49,7 +51,7 @@ def resolve(env: Environment) -> registration.EnvSpec | Callable[..., Any]:
         )
     module_name, colon, name = env.rpartition(":")
     if not colon:
-        if env.startswith("ALE/"):
+        if env not in gymnasium.registry and (_ATARI.fullmatch(env) or "ale_py" not in sys.modules):
             _import_atari(env)
         return _registered(env, env)
     if not name or not all(part.isidentifier() for part in module_name.split(".")):
@@ -64,7 +66,7 @@ def resolve(env: Environment) -> registration.EnvSpec | Callable[..., Any]:
         raise UserError(f"{env}: '{name}' is {type(found).__name__}, not a function that makes an environment.")
     if name in gymnasium.registry or not name.isidentifier():
         return _registered(name, env)
-    raise UserError(f"{env}: the module '{module_name}' has no '{name}'.{_did_you_mean(name, list(vars(module)))}")
+    raise UserError(f"{env}: the module '{module_name}' has no '{name}'.{did_you_mean(name, list(vars(module)))}")
 
 
 def registered_by_user(env: Environment) -> registration.EnvSpec | None:
@@ -93,23 +95,26 @@ def _registered(name: str, env: str) -> registration.EnvSpec:
         latest = None
     if latest is not None:
         return gymnasium.registry[registration.get_env_id(namespace, bare, latest)]
-    remedy = _did_you_mean(name, list(gymnasium.registry)) or (
+    remedy = did_you_mean(name, list(gymnasium.registry)) or (
         " Name a Gymnasium id such as CartPole-v1, or your own factory as module:factory."
     )
     raise UserError(f"There is no environment {env}.{remedy}")
 
 
-def _did_you_mean(name: str, candidates: list[str]) -> str:
+def did_you_mean(name: str, candidates: list[str]) -> str:
+    """ " Did you mean …?", or nothing when nothing is near."""
     by_lower_case = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("__")}
     close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.6)]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def _import_atari(env: str) -> None:
+    """It registers its ids, of which any that is unknown may be one."""
     try:
-        importlib.import_module("ale_py")  # registers the ALE/ ids
+        importlib.import_module("ale_py")
     except ModuleNotFoundError as error:
-        raise UserError(missing_package(env, error)) from error
+        if _ATARI.fullmatch(env):
+            raise UserError(missing_package(env, error)) from error
 
 
 def _import(name: str, env: str) -> ModuleType:

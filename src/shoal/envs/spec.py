@@ -32,7 +32,9 @@ class EnvSpec:
     reward_threshold: float | None
     options: EnvOptions = field(default_factory=dict)  # given to the environment or its factory
     vectorizer: Vectorizer = "auto"
+    stack: int = 1  # frames that make up what a policy sees of an image; environments give one at a time
     limit: int | None = None  # episodes are truncated after so many steps, whatever the environment does
+    evaluation_cap: int | None = None  # the evaluator's own, in place of the environment's limit
     evaluation: EnvSpec | None = None  # the evaluator's own version, where it has other options
     native_action_space: spaces.Space[Any] | None = None  # as the environment has it: counted from its own start
     registered: registration.EnvSpec | None = None  # what Gymnasium knows of the id only where the user registered it
@@ -48,26 +50,33 @@ class EnvSpec:
 
     @property
     def observation_bytes(self) -> int:
-        """Of one observation, as it is stored."""
-        leaves = tree.leaf_spaces(self.observation_space, "observation").values()
-        return sum(int(np.prod(check.shape_of(s), dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in leaves)
+        """Of one observation, as it is stored: one frame of a stack."""
+        stacks, leaves = self.stacks, tree.leaf_spaces(self.observation_space, "observation")
+        sizes = {name: int(np.prod(check.shape_of(s), dtype=np.int64)) for name, s in leaves.items()}
+        return sum(size // stacks.get(name, 1) * np.dtype(leaves[name].dtype).itemsize for name, size in sizes.items())
+
+    @property
+    def stacks(self) -> dict[str, int]:
+        """The columns whose frames are stacked, and of how many frames: `observation_space` is that of the stacks."""
+        return check.image_stacks(self.observation_space, self.stack, stacked=True)
 
     @property
     def evaluation_limit(self) -> int:
         """Steps after which the evaluator cuts an episode: it counts with its return so far. A greedy policy may never
         end an episode by itself."""
         own = self.evaluation or self
-        return own.limit or own.max_episode_steps or EVALUATION_LIMIT
+        return self.evaluation_cap or own.limit or own.max_episode_steps or EVALUATION_LIMIT
 
     @property
     def evaluation_note(self) -> str | None:
         """A sentence for the user where the evaluator cuts episodes that the environment does not."""
         own = self.evaluation or self
-        if own.limit or own.max_episode_steps:
+        limit = own.limit or own.max_episode_steps
+        if limit and self.evaluation_limit >= limit:
             return None
+        why = f"--eval-limit {self.evaluation_cap}" if self.evaluation_cap else f"{self.name} states no time limit"
         return (
-            f"{self.name} states no time limit: evaluation ends its episodes after {EVALUATION_LIMIT:,} steps and "
-            "counts their return so far."
+            f"{why}: evaluation ends its episodes after {self.evaluation_limit:,} steps and counts their return so far."
         )
 
     def for_evaluation(self) -> EnvSpec:

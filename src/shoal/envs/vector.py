@@ -19,6 +19,7 @@ from shoal import tree
 from shoal.envs import check
 from shoal.envs.episodes import Episode, EpisodeLog
 from shoal.envs.faults import EnvFault
+from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, RESET_REWARD
 from shoal.envs.state import load_layers, state_of_layers
 from shoal.envs.vectorizers import VectorEnvLike
 from shoal.types import Array, Arrays
@@ -51,11 +52,14 @@ class Envs:
     reset one environment only, so all of them are reset, and the other running episodes are truncated, too.
     """
 
-    def __init__(self, vector: VectorEnvLike, environment: str, seed: int, limit: int | None = None) -> None:
+    def __init__(
+        self, vector: VectorEnvLike, environment: str, seed: int, limit: int | None = None, stack: int = 1
+    ) -> None:
         self.count = vector.num_envs
         self.environment = environment
         self.observation_space = check.observation_space(vector.single_observation_space, environment)
         self.action_space = check.action_space(vector.single_action_space, environment)
+        self.stacks = check.image_stacks(self.observation_space, stack)  # columns of which a policy sees stacks
         self._vector = vector
         self._seed: int | None = seed
         self._checked = False
@@ -83,7 +87,7 @@ class Envs:
         if self._cut:
             nothing = np.zeros(self.count, np.bool_)
             return Step(self._begin(None), np.zeros(self.count, _FLOAT), nothing, nothing.copy(), nothing.copy())
-        observation, reward, terminated, truncated, _ = self._vector.step(self._prepare(action))
+        observation, reward, terminated, truncated, info = self._vector.step(self._prepare(action))
         if not self._checked:
             self._check(observation, reward, terminated, truncated)
         observation = self._take(observation)
@@ -99,7 +103,10 @@ class Envs:
         if self._limit is not None:
             truncated = self._truncate(self._limit, terminated, truncated, valid)
         self._done = terminated | truncated
-        self._log.add(reward, self._done)
+        if info:
+            self._add_games(reward, info)
+        else:
+            self._log.add(reward, self._done)
         return Step(observation, reward, terminated, truncated, valid)
 
     def episodes(self) -> list[Episode]:
@@ -149,6 +156,13 @@ class Envs:
 
     def close(self) -> None:
         self._vector.close()
+
+    def _add_games(self, reward: Array, info: Mapping[str, Any]) -> None:
+        """Where lives are lost: the game's returns and ends are not the learner's."""
+        if RESET_REWARD in info:
+            reward = reward + info[RESET_REWARD].astype(_FLOAT)
+            self._done = self._done | info[ENDED_AT_RESET]
+        self._log.add(reward, self._done & ~info[LIFE_LOST] if LIFE_LOST in info else self._done)
 
     def _begin(self, seed: int | None) -> tree.Tree:
         observation, _ = self._vector.reset(seed=seed)

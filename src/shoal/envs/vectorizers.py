@@ -13,6 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from shoal import tree
 from shoal.envs import check
 from shoal.envs.faults import EnvFault
+from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, RESET_REWARD
 from shoal.envs.state import NoState, load_layers, state_of_layers
 from shoal.types import Array
 
@@ -34,6 +35,13 @@ class VectorEnvLike(Protocol):
 def spread(seed: int, count: int) -> list[int]:
     """Seeds for `count` environments that have nothing in common with those of another `seed`."""
     return [int(state) & 0x7FFFFFFF for state in np.random.SeedSequence(seed).generate_state(count)]
+
+
+def tell(infos: dict[str, Any], count: int, number: int, info: Mapping[str, Any]) -> None:
+    """Add to a vector's info what one of its environments says of a game's lives."""
+    for name in (LIFE_LOST, RESET_REWARD, ENDED_AT_RESET):
+        if name in info:
+            infos.setdefault(name, np.zeros(count, type(info[name])))[number] = info[name]
 
 
 class InProcess:
@@ -73,7 +81,7 @@ class InProcess:
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         seeds = [None] * self.num_envs if seed is None else spread(seed, self.num_envs)
         observations = [
-            check.first_observation(self._environment, env.reset(seed=each)) for env, each in zip(self.envs, seeds)
+            check.reset_result(self._environment, env.reset(seed=each))[0] for env, each in zip(self.envs, seeds)
         ]
         for observation in observations:
             self._check(observation)
@@ -83,24 +91,30 @@ class InProcess:
     def step(self, actions: Array, /) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         done, reward, terminated, truncated = self._done, self._reward, self._terminated, self._truncated
         observations = []
+        infos: dict[str, Any] = {}
         for i, env in enumerate(self.envs):
             if done[i]:
-                observation = check.first_observation(self._environment, env.reset())
+                observation, info = check.reset_result(self._environment, env.reset())
                 reward[i], terminated[i], truncated[i], done[i] = 0.0, False, False, False
+                if RESET_REWARD in info:
+                    done[i] = info[ENDED_AT_RESET]
+                    tell(infos, self.num_envs, i, info)
             else:
                 outcome = env.step(actions[i])
                 if not self._checked:
                     check.check_outcome(self._environment, outcome, self.single_observation_space)
                 try:
-                    observation, reward[i], ended, cut, _ = outcome
+                    observation, reward[i], ended, cut, info = outcome
                     terminated[i], truncated[i] = ended, cut
                 except (TypeError, ValueError):  # not as it was the first time: say what is wrong with it now
                     check.check_outcome(self._environment, outcome, self.single_observation_space)
                     raise
                 done[i] = bool(ended or cut)
+                if ended and LIFE_LOST in info:
+                    tell(infos, self.num_envs, i, info)
             observations.append(observation)
         self._checked = True
-        return self._gather(observations), reward, terminated, truncated, {}
+        return self._gather(observations), reward, terminated, truncated, infos
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": list(self._done), "envs": [state_of_layers(env) for env in self.envs]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -45,6 +46,9 @@ SYNONYMS = {  # what other tools call it; the first that a command has is sugges
     "envs": ("envs_per_actor",),
     "env_id": ("env",),
     "environment": ("env",),
+    "env_kwargs": ("env_options",),
+    "env_config": ("env_options",),
+    "env_args": ("env_options",),
     "task": ("env",),
     "gpu": ("device",),
     "cuda": ("device",),
@@ -108,7 +112,7 @@ def _kind(hint: Any) -> tuple[Any, bool]:
         return typing.get_args(hint)[0], True
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint), False
-    return hint, False
+    return typing.get_origin(hint) or hint, False
 
 
 @dataclass
@@ -145,7 +149,8 @@ def read(words: Sequence[str], owners: Iterable[type[Any]], command: str, positi
         else:
             asked, positive = by_name[name]
             values = [given] if equals else _following(waiting, asked)
-            typed.values[asked.owner][asked.field] = _value(asked, name, values, positive, command)
+            value, given_before = _value(asked, name, values, positive, command), typed.values[asked.owner]
+            given_before[asked.field] = {**given_before.get(asked.field, {}), **value} if asked.kind is dict else value
     return typed
 
 
@@ -222,8 +227,20 @@ def _text(word: str) -> str:
     return word
 
 
+def _named_value(words: str) -> dict[str, Any]:
+    """key=value; the value as Python writes it, any other word as text."""
+    key, equals, value = words.partition("=")
+    if not equals or not key.isidentifier():
+        raise ValueError
+    try:
+        return {key: ast.literal_eval({"true": "True", "false": "False"}.get(value, value))}
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {key: value}
+
+
 _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
     int: (_whole, "a whole number"),
     float: (float, "a number"),
     str: (_text, "a name"),
+    dict: (_named_value, "key=value, such as gravity=-9.8"),
 }

@@ -11,7 +11,7 @@ from shoal.config import option
 from shoal.experiment.arguments import Option, options_of
 
 INDENT = 26  # columns before an option's text
-_WORDS = {int: "N", float: "NUMBER", str: "NAME"}
+_WORDS = {int: "N", float: "NUMBER", str: "NAME", dict: "KEY=VALUE"}
 
 
 def help_text(command: str, description: str, parts: Iterable[Any], words: str = "") -> str:
@@ -66,6 +66,8 @@ def _shown(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={part}" for key, part in value.items())
     return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}" if type(value) is int else str(value)
 
 

@@ -107,7 +107,9 @@ class ActorLoop(RowLoop):
         self._reporter = self._runner.report
         policy, count = make_policy(seed + 1), self._runner.envs.count
         self._send = Sender(policy, replays, patterns, current().name, home=first_environment // count)
-        self._recorder = Recorder(policy, count, rows, self._ship, first_environment=first_environment)
+        self._recorder = Recorder(
+            policy, count, rows, self._ship, first_environment=first_environment, stacks=self._runner.envs.stacks
+        )
         if isinstance(policy, PerEnvironment):
             policy.set_environments(self._recorder.environments)
         self._weights = weights

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.acting import Policy, with_last_reward, zero_where
+from shoal.acting import Policy, Stacker, with_last_reward, zero_where
 from shoal.envs import Envs
 from shoal.loops.loop import Loop
 from shoal.program import current
@@ -39,10 +39,12 @@ def evaluate(envs: Envs, policy: Policy, episodes: int, give_up: Callable[[], bo
         first = np.ones(envs.count, np.bool_)
         total = np.zeros(envs.count)
         running = np.ones(envs.count, np.bool_)
+        stacker = Stacker(envs.stacks) if envs.stacks else None
         while running.any():
             if give_up():
                 raise Interrupted
-            action, state, _ = policy.act(observation, state, first)
+            seen = observation if stacker is None else stacker.push(observation, first)
+            action, state, _ = policy.act(seen, state, first)
             outcome = envs.step(action)
             sign_of_life()
             state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))

@@ -20,6 +20,7 @@ from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.program import Program, Resources
 from shoal.replay import Pattern, Prioritized, Replay, ShardedReplay, Table, Uniform, rollout
+from shoal.replay.patterns import stacked
 from shoal.services.gradients import GradientServer
 from shoal.services.group import Group
 from shoal.services.inference import InferenceServer
@@ -120,7 +121,7 @@ class Wiring:
         cfg = self.cfg
         policy: Any = partial(make_policy, cfg, self.env)
         build: Any = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
-        patterns = {writes.table: pattern_of(cfg, pattern)}
+        patterns = {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)}
         first_environments = {f"actor/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)}
         if getattr(cfg, "inference", "local") == "central":
             self._add_remote_actors(build, policy, writes, patterns, rows, first_environments)
@@ -170,6 +171,7 @@ class Wiring:
                 max_batch=_whole_requests(cfg.envs_per_actor, len(range(index, cfg.actors, count)), limit),
                 max_wait=cfg.inference_wait,
                 first_environments=first_environments,
+                stacks=self.env.stacks,
             )
             for index in range(count)
         ]

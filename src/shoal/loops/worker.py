@@ -79,7 +79,11 @@ class WorkerLoop(RowLoop):
         if frozen is not None:  # they are the service's too, and get a gradient of zeros
             freeze(self._worker.network, frozen)
         # No row is acted on before the weights it counts for: blocks do not overlap, so that learning is on-policy.
-        self._recorder = Recorder(self._worker.policy, self._runner.envs.count, rows, self._learn, overlap=0)
+        # They do not leave the node either, and so hold the stacks that the policy saw.
+        envs = self._runner.envs
+        self._recorder = Recorder(
+            self._worker.policy, envs.count, rows, self._learn, overlap=0, stacks=envs.stacks, store_stacks=True
+        )
         self._servers, self._buffers, self._pushing = servers, export_buffers(self._worker.network), Background()
         self._runner.report.lap("starting")
 
@@ -118,7 +122,10 @@ class WorkerLoop(RowLoop):
         """As a batch of the replay has them: the block's rows, one more for the observation that follows them, and the
         recurrent state before them."""
         report = self._runner.report
-        following = tree.flatten(self._runner.observation, "observation")
+        observation, stacker = self._runner.observation, self._recorder.stacker
+        if stacker is not None:
+            observation = stacker.peek(observation, self._recorder.first)
+        following = tree.flatten(observation, "observation")
         columns = {name: np.concatenate([rows, _last(rows, name, following)]) for name, rows in block.items()}
         columns |= {name: rows[0] for name, rows in block.items() if tree.is_under(name, "state")}
         measured = self._worker.update(to_batch(columns, self._observation_space, self._device))

@@ -39,6 +39,7 @@ def evaluate(
     *,
     episodes: int = 50,
     env: Environment | None = None,
+    env_options: dict[str, Any] | None = None,
     seed: int | None = None,
     network: Any = None,
     core: Any = None,
@@ -46,12 +47,13 @@ def evaluate(
     """Greedy, fresh episodes of a policy or a run; the seed is drawn anew when none is given.
 
     Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function.
+    `env_options` take the place of those that the environment had.
     """
     if episodes < 1:
         raise UserError(f"--episodes {episodes} is too small: give at least 1.")
     policy = source if isinstance(source, TrainedPolicy) else load(source, network=network, core=core)
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-    cfg = environment_config(policy, env)
+    cfg = environment_config(policy, env, env_options)
     made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed)
     try:
         returns = play(made, policy.greedy, episodes)
@@ -73,12 +75,15 @@ def evaluate(
     )
 
 
-def environment_config(policy: TrainedPolicy, env: Environment | None) -> Any:
+def environment_config(
+    policy: TrainedPolicy, env: Environment | None, env_options: dict[str, Any] | None = None
+) -> Any:
     """The policy's config with the environment in which it is to play."""
+    changes: dict[str, Any] = {} if env_options is None else {"env_options": env_options}
     if env is None:
         records.refuse_lost(policy.run, "env")
-        return policy.config
-    return dataclasses.replace(policy.config, env=env)
+        return dataclasses.replace(policy.config, **changes) if changes else policy.config
+    return dataclasses.replace(policy.config, env=env, **changes)
 
 
 def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal import envs
-from shoal.acting import with_last_reward, zero_where
+from shoal.acting import Stacker, with_last_reward, zero_where
 from shoal.envs import Environment, Envs
 from shoal.errors import UserError
 from shoal.factories import load_factory, name_of
@@ -73,8 +73,9 @@ def _pictures(made: Envs, policy: TrainedPolicy, episodes: int, returns: list[fl
     observation = made.reset()
     yield _picture(made)
     state, first = acting.initial_state(1), np.ones(1, np.bool_)
+    stacker = Stacker(made.stacks)
     while len(returns) < episodes:
-        action, state, _ = acting.act(observation, state, first)
+        action, state, _ = acting.act(stacker.push(observation, first), state, first)
         outcome = made.step(action)
         state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))
         observation, first = outcome.observation, ~outcome.valid

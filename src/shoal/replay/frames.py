@@ -7,7 +7,8 @@ the frame's own. An episode's first rows have fewer frames before them: the firs
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,21 +33,47 @@ class FrameStack:
     def __init__(self, count: int, padding: Padding = "repeat") -> None:
         self.count = count
         self.padding: Padding = padding
-        self._frames: Array | None = None  # [environments, count, ...]
-        self._seen: Array | None = None  # frames since the episode began, [environments]
+        self._frames: Array | None = None  # [environments, count, ...], the newest last
+        self._seen: Array | None = None  # frames of the episode before the newest, [environments]
 
     def push(self, frames: Array, first: Array) -> Array:
-        """frames [B, ...], first bool[B] -> stacks [B, count, ...]."""
+        """frames [B, ...], first bool[B] -> stacks [B, count, ...], to be read before the next push."""
+        held, seen = self._held(frames)
+        held[:, :-1] = held[:, 1:]
+        held[:, -1] = frames
+        self._seen = np.where(first, 0, seen + 1)
+        return self._stacks(held, self._seen)
+
+    def peek(self, frames: Array, first: Array) -> Array:
+        """What `push` would return, as a copy, without keeping the frames."""
+        held, seen = self._held(frames)
+        shifted = np.concatenate([held[:, 1:], frames[:, None]], axis=1)
+        return self._stacks(shifted, np.where(first, 0, seen + 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._frames is None or self._seen is None:
+            return {}
+        return {"frames": self._frames.copy(), "seen": self._seen.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._frames = np.array(state["frames"]) if state else None
+        self._seen = np.array(state["seen"]) if state else None
+
+    def _held(self, frames: Array) -> tuple[Array, Array]:
         if self._frames is None or self._seen is None:
             self._frames = np.zeros((len(frames), self.count, *frames.shape[1:]), frames.dtype)
             self._seen = np.zeros(len(frames), np.int64)
-        self._frames[:, :-1] = self._frames[:, 1:]
-        self._frames[:, -1] = frames
-        self._seen = np.where(first, 0, self._seen + 1)
+        return self._frames, self._seen
+
+    def _stacks(self, held: Array, seen: Array) -> Array:
+        young = (seen < self.count - 1).nonzero()[0]  # whose episodes have fewer frames than a stack
+        if not len(young):
+            return held
         # the newest frame sits at count - 1, so the episode began at count - 1 - seen
-        newest = np.full(len(frames), self.count - 1)
-        rows, padded = stack_positions(newest, np.maximum(newest - self._seen, 0), self.count)
-        stacks: Array = self._frames[np.arange(len(frames))[:, None], rows]
+        newest = np.full(len(young), self.count - 1)
+        rows, padded = stack_positions(newest, newest - seen[young], self.count)
+        stacks = held.copy()
+        stacks[young] = held[young[:, None], rows]
         if self.padding == "zero":
-            stacks[padded] = 0
+            stacks[young[:, None], np.arange(self.count)] *= ~padded.reshape(padded.shape + (1,) * (held.ndim - 2))
         return stacks

@@ -8,9 +8,9 @@ end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -233,6 +233,38 @@ def sequence(
         raise ValueError(f"end={end!r} is none of 'pad', 'shift' and 'drop'")
     view = Whole(burn_in + length + 1, masked=end != "drop", stack=_stacks(stack), padding=padding, bootstrap=True)
     return _Sequence(period, burn_in, end, view)
+
+
+@dataclass(frozen=True)
+class _WithHistory:
+    """The items of any pattern, with the rows before them that frame stacks need."""
+
+    pattern: Pattern
+    view: View
+    history: int
+    looks_back = True
+
+    @property
+    def rows(self) -> int:
+        return self.pattern.rows + self.history
+
+    def spans(self, block: Appended) -> Spans:
+        found = self.pattern.spans(block)
+        history = np.minimum(block.position_of(found.environment, found.start), self.history)
+        return Spans(found.environment, found.start - history, found.length + history, history)
+
+
+def stacked(pattern: Pattern, stack: Mapping[str, int], padding: Padding = "repeat") -> Pattern:
+    """A pattern whose items have frame stacks of these columns; one that has stacks already stays as it is."""
+    view: Any = pattern.view
+    if not stack or getattr(view, "stack", None):
+        return pattern
+    if not isinstance(view, Whole | Transition):
+        raise ValueError(f"the view {type(view).__name__} does not say how it stacks frames: let it have a `stack`")
+    view = replace(view, stack=_stacks(stack), padding=padding)
+    if isinstance(pattern, _Rollout | _NStep | _Sequence):
+        return replace(pattern, view=view)
+    return _WithHistory(pattern, view, _history(view.stack))
 
 
 def _ending_at(block: Appended, step: Array, environment: Array, taken: Array, stack: Stacks) -> Spans:

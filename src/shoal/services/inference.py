@@ -61,6 +61,7 @@ class InferenceServer:
         max_batch: int,  # environments answered at once
         max_wait: float,  # seconds that the first request of a batch waits for others
         first_environments: Mapping[str, int] | None = None,  # of each actor, counted over all actors of the run
+        stacks: Mapping[str, int] | None = None,  # columns of which the policy sees stacks, and of how many frames
     ) -> None:
         self._policy = make_policy(current().seed)
         self._patterns, self._rows, self._replays = dict(patterns), rows, replays
@@ -68,6 +69,7 @@ class InferenceServer:
         self._report = Reporter(metrics)
         self._max_batch, self._max_wait = max_batch, max_wait
         self._first_environments = dict(first_environments or {})
+        self._stacks = dict(stacks or {})
         self._slots: dict[str, Slot] = {}
         self._requested = Condition()
         self._pending: list[Slot] = []
@@ -159,10 +161,11 @@ class InferenceServer:
         begun = monotonic()
         states = [slot.recorder.state() for slot in batch]
         firsts = [slot.recorder.first for slot in batch]
+        seen = [slot.recorder.see(slot.observation) for slot in batch]
         if len(batch) == 1:
-            observation, state, first = batch[0].observation, states[0], firsts[0]
+            observation, state, first = seen[0], states[0], firsts[0]
         else:
-            observation = tree.map(lambda *parts: np.concatenate(parts), *(slot.observation for slot in batch))
+            observation = tree.map(lambda *parts: np.concatenate(parts), *seen)
             state = {name: np.concatenate([one[name] for one in states]) for name in states[0]}
             first = np.concatenate(firsts)
         if isinstance(self._policy, PerEnvironment):
@@ -193,7 +196,8 @@ class InferenceServer:
     def _open(self, actor: str, run: int, count: int) -> Slot:
         place = self._first_environments.get(actor, 0)
         send = Sender(self._policy, self._replays, self._patterns, actor, home=place // count)
-        return Slot(run, Recorder(self._policy, count, self._rows, send, first_environment=place), send)
+        recorder = Recorder(self._policy, count, self._rows, send, first_environment=place, stacks=self._stacks)
+        return Slot(run, recorder, send)
 
     def _refresh(self) -> None:
         if self._fetching is None:

@@ -124,7 +124,7 @@ def test_a_module_may_also_register_a_gymnasium_id(my_folder: Path) -> None:
         ("my_simulator:makee", {}, "has no 'makee'. Did you mean make?"),
         ("my_simulator:number", {}, "not a function"),
         ("my_simulator:Mine-v9", {}, "There is no environment my_simulator:Mine-v9. Did you mean Mine-v0"),
-        ("my_simulator:make", {"length": 3}, "cannot be called with the options {'length': 3}"),
+        ("my_simulator:make", {"length": 3}, "has no option 'length'"),
         ("CartPole-v1", {"wings": 3}, "wings"),
         ("sample_envs:not_an_environment", {}, "returned str; it must return a gymnasium.Env"),
         ("sample_envs:fixed_vector", {}, "returned a vector of 4 environments where 2 were asked for"),

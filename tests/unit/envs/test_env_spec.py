@@ -55,7 +55,7 @@ def test_the_evaluators_version_must_have_the_same_spaces() -> None:
 @pytest.mark.parametrize(
     ("env", "options", "says"),
     [
-        ("CartPole-v1", {"wings": 3}, "does not take these options.*'wings'"),
+        ("CartPole-v1", {"wings": 3}, "has no option 'wings'"),
         ("CartPole-v1", {"max_episode_steps": "many"}, "CartPole-v1 could not be .* the options {'max_episode_steps'"),
         ("Acrobot-v1", {"max_episode_steps": "many"}, "Acrobot-v1 could not be made with the options {'max_episode"),
         ("counting_envs:counting", {"lengths": 3}, "could not be made with the options {'lengths': 3}: TypeError"),
