@@ -18,6 +18,7 @@ class ScriptedEnvs:
         self._script, self._at_step = script, at_step
         self.count = len(script)
         self.steps = 0
+        self.stacks: dict[str, int] = {}  # nothing to be stacked
         self._episode = [-1] * self.count
         self._rest: list[Iterator[float]] = [iter(())] * self.count
         self._left = [0] * self.count
