@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shoal.experiment.training import resume, train
     from shoal.playing import Evaluation, TrainedPolicy, evaluate, load, record
     from shoal.runtime.supervise import RunFailed
+    from shoal.sweeps.running import sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "load",
     "record",
     "resume",
+    "sweep",
     "train",
 ]
 
@@ -34,6 +36,7 @@ _WHERE = {
     "record": "shoal.playing.recording",
     "evaluate": "shoal.playing.evaluation",
     "Evaluation": "shoal.playing.evaluation",
+    "sweep": "shoal.sweeps.running",
     "Result": "shoal.experiment.options",
     "UserError": "shoal.errors",
     "RunFailed": "shoal.runtime.supervise",

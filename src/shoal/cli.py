@@ -39,6 +39,7 @@ usage: shoal COMMAND …
   shoal config RUN                       a run's options, as such a file
   shoal eval RUN                         play a trained policy again, from its run directory
   shoal record RUN                       film a trained policy: mp4 or gif
+  shoal sweep FILE.toml                  try values of options, over seeds, several runs at a time
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
   shoal completion                       a script that completes these words in bash and zsh

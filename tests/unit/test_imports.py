@@ -51,11 +51,12 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch rich matplotlib pandas wandb",
     ),
     "playing": ("acting envs errors experiment factories loops tree", "numpy gymnasium imageio PIL"),
-    "commands": ("bench config envs errors experiment playing runtime", ""),
+    "sweeps": ("checkpoints config errors experiment", "numpy optuna matplotlib"),
+    "commands": ("bench config envs errors experiment playing runtime sweeps", "rich"),
     "bench": ("acting envs errors experiment flat loops nets optim program replay runtime tree", "numpy torch"),
     "cli": ("commands config errors experiment runtime", ""),
     "__main__": ("cli", ""),
-    "__init__": ("errors experiment playing runtime", ""),
+    "__init__": ("errors experiment playing runtime sweeps", ""),
 }
 ONLY_IN = {"ray": "runtime/ray"}  # packages that one folder alone may import
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from shoal.errors import UserError
 
 NOT_KNOWN = math.nan  # in a row that has no such value
+TAIL = 1 << 16  # bytes of metrics that are read to see how a run stands
 
 
 class Table(dict[str, list[Any]]):
@@ -58,3 +60,42 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
             case _:
                 found[name] = value
     return found
+
+
+def latest(run: Path) -> dict[str, dict[str, Any]]:
+    """The last row of each kind among the newest of a run's metrics, also while it goes on."""
+    try:
+        with (run / "metrics.jsonl").open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # cut short, at either end
+        if isinstance(row, dict) and isinstance(row.get("kind"), str):
+            found[row["kind"]] = row
+    return found
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Lines of text with columns below each other: the first row is the heading; numbers stand to the right."""
+    if not rows:
+        return []
+    columns = list(zip(*rows))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(_is_number(cell) for cell in column[1:] if cell) for column in columns]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(row, widths, right)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit() or cell[:1] in "-–−+" or cell == ""

@@ -1,0 +1,174 @@
+"""What a sweep came to: a table, the best setting as a config file, and how much each parameter mattered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.experiment.config_files import as_toml
+from shoal.experiment.tables import Table, aligned, table
+from shoal.sweeps.log import SweepLog, Trial
+from shoal.sweeps.spec import Sweep
+
+RESULTS, BEST, IMPORTANCE = "results.csv", "best.toml", "importance.png"
+BINS = 4  # into which the values of a range are put to see what they explain
+
+
+def value_of(sweep: Sweep, trial: Trial) -> float | None:
+    """The mean over seeds; None where one is missing or has no such number."""
+    found = [trial.results.get(seed, {}).get(sweep.settings.metric) for seed in sweep.seeds]
+    numbers = [float(value) for value in found if isinstance(value, int | float)]
+    return float(np.mean(numbers)) if len(numbers) == len(sweep.seeds) else None
+
+
+def state_of(sweep: Sweep, trial: Trial) -> str:
+    if value_of(sweep, trial) is not None:
+        return "done"
+    if trial.pruned:
+        return "pruned"
+    if any(len(said) > sweep.settings.retries for said in trial.failures.values()):
+        return "failed"
+    return "done, without a number" if len(trial.results) == len(sweep.seeds) else "open"
+
+
+def results(sweep: Sweep, log: SweepLog) -> Table:
+    """A row for each trial, the best first."""
+    metric, rows = sweep.settings.metric, []
+    for trial in log.trials.values():
+        found = [summary.get(metric) for summary in trial.results.values()]
+        numbers = [value for value in found if isinstance(value, int | float)]
+        row: dict[str, Any] = {"trial": trial.number, **trial.parameters, metric: value_of(sweep, trial)}
+        row |= {"spread": float(np.std(numbers)) if numbers else None, "runs": len(trial.results)}
+        row |= {"state": state_of(sweep, trial), "why": _why(trial)}
+        rows.append(row)
+    sign = -1.0 if sweep.maximize else 1.0
+    rows.sort(key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0), row["trial"]))
+    return table(rows)
+
+
+def _why(trial: Trial) -> str:
+    said = [why for each in trial.failures.values() for why in each]
+    return said[-1] if said else ""
+
+
+def lines(sweep: Sweep, found: Table, most: int = 20) -> list[str]:
+    """The table as text."""
+    names = [name for name in found if name != "why"]
+    count = len(found["trial"]) if found else 0
+    rows = [names, *([_cell(found[name][index]) for name in names] for index in range(min(count, most)))]
+    text = aligned(rows)
+    return [*text, f"… and {count - most} more in {RESULTS}"] if count > most else text
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return (
+        f"{value:.5g}"
+        if isinstance(value, float)
+        else " ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )
+
+
+def best_trial(sweep: Sweep, log: SweepLog) -> Trial | None:
+    scored = [(value, trial) for trial in log.trials.values() if (value := value_of(sweep, trial)) is not None]
+    if not scored:
+        return None
+    better = max if sweep.maximize else min
+    return better(scored, key=lambda pair: pair[0])[1]
+
+
+def write(sweep: Sweep, log: SweepLog) -> list[str]:
+    """The files of a sweep; what the user is told of them."""
+    found = results(sweep, log)
+    names = list(found)
+    text = io.StringIO()
+    csv.writer(text).writerows([names, *zip(*(found[name] for name in names))])
+    _write(log.folder / RESULTS, text.getvalue())
+    told = [f"table: {log.folder / RESULTS}"]
+    best = best_trial(sweep, log)
+    if best is not None:
+        score = f"{sweep.settings.metric} {value_of(sweep, best):.6g} in {log.folder}, trial {best.number}"
+        _write(log.folder / BEST, as_toml(sweep.options(best.parameters), score))
+        told.append(f"best config: {log.folder / BEST} (shoal train --config {log.folder / BEST})")
+    if _draw(sweep, log, log.folder / IMPORTANCE):
+        told.append(f"importance: {log.folder / IMPORTANCE}")
+    return told
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def importance(sweep: Sweep, log: SweepLog) -> dict[str, float]:
+    """Of each parameter the part of the variance between trials that it explains by itself: values in groups, ranges in
+    four bins of equal count, corrected for what as many groups would explain by chance (omega squared)."""
+    scored = [(trial, value) for trial in log.trials.values() if (value := value_of(sweep, trial)) is not None]
+    values = np.array([value for _, value in scored])
+    if len(values) < 3 or not values.std():
+        return {}
+    return {
+        name: explained(values, _groups([trial.parameters[name] for trial, _ in scored])) for name in sweep.parameters
+    }
+
+
+def explained(values: Any, groups: Sequence[int]) -> float:
+    """Omega squared of a one-way analysis of variance, at least 0."""
+    labels = np.asarray(groups)
+    kinds = np.unique(labels)
+    total = float(((values - values.mean()) ** 2).sum())
+    within = float(sum(((values[labels == kind] - values[labels == kind].mean()) ** 2).sum() for kind in kinds))
+    if len(kinds) < 2 or len(values) <= len(kinds):
+        return 0.0
+    error = within / (len(values) - len(kinds))
+    return max(0.0, (total - within - (len(kinds) - 1) * error) / (total + error))
+
+
+def _groups(chosen: Sequence[Any]) -> list[int]:
+    kinds = {str(value): None for value in chosen}
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in chosen)
+    if not numeric or len(kinds) <= BINS:
+        return [list(kinds).index(str(value)) for value in chosen]
+    order = np.argsort(np.argsort(np.asarray(chosen, float), kind="stable"), kind="stable")
+    return [int(rank * BINS // len(chosen)) for rank in order]
+
+
+def _draw(sweep: Sweep, log: SweepLog, path: Path) -> bool:
+    """A panel with bars, and one for each parameter with the trials' values; False where nothing can be drawn."""
+    found = importance(sweep, log)
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    if not found:
+        return False
+    matplotlib.use("Agg", force=False)
+    from matplotlib.figure import Figure
+
+    scored = [(trial, value) for trial in log.trials.values() if (value := value_of(sweep, trial)) is not None]
+    names = sorted(found, key=lambda name: found[name])
+    figure = Figure(figsize=(4.0 * (1 + len(names)), 3.2), layout="constrained")
+    bars, *panels = figure.subplots(1, 1 + len(names), squeeze=False)[0]
+    bars.barh(names, [found[name] for name in names], color="tab:blue")
+    bars.set(xlim=(0, 1), xlabel="part of the variance explained", title=f"{len(scored)} trials")
+    for panel, name in zip(panels, reversed(names)):
+        chosen = [trial.parameters[name] for trial, _ in scored]
+        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in chosen)
+        panel.plot(chosen if numeric else list(map(str, chosen)), [value for _, value in scored], "o", alpha=0.6)
+        parameter = sweep.parameters[name]
+        if numeric and (getattr(parameter, "log", False) or (min(chosen) > 0 and max(chosen) / min(chosen) >= 30)):
+            panel.set_xscale("log")
+        panel.set(xlabel=name, ylabel=sweep.settings.metric)
+        panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    return True

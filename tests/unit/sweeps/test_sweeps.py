@@ -1,0 +1,261 @@
+"""Sweeps without training: what is tried, what goes on after a kill, what fails, what is reported."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.errors import UserError
+from shoal.experiment.config_files import load
+from shoal.sweeps import report, running, sweep
+from shoal.sweeps.log import SweepLog
+from shoal.sweeps.report import explained
+from shoal.sweeps.search import make_search
+from shoal.sweeps.spec import Range, grid, read_sweep
+
+LISTS = {"learning_rate": [1e-4, 1e-3], "unroll": [5, 10, 20]}
+DRAW = report._draw
+RANGES = {"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "unroll": {"low": 5, "high": 20}}
+
+
+def described(tmp_path: Path, parameters: Mapping[str, Any] = LISTS, **settings: Any) -> dict[str, Any]:
+    table = {"parameters": dict(parameters), "folder": str(tmp_path / "sweep"), "parallel": 2, **settings}
+    return {"algorithm": "impala", "env": "CartPole-v1", "stop_steps": 100, "sweep": table}
+
+
+class Killed(BaseException):
+    """What a SIGKILL of the sweep is in these tests: nothing of it is caught."""
+
+
+class FakeRun:
+    """A run that ends at the third look, with a return that follows from its parameters and seed."""
+
+    begun: list[tuple[str, int]]
+    ended: list[str]
+    fail: dict[str, int]
+    kill_after: int | None
+
+    def __init__(self, options: Mapping[str, Any], seed: int, path: Path) -> None:
+        self.options, self.seed, self.path, self.looks, self.asked = options, seed, path, 0, False
+        self.log = path.with_suffix(".log")
+        FakeRun.begun.append((path.name, seed))
+
+    def code(self) -> int | None:
+        self.looks += 1
+        if self.asked:
+            return 130
+        if self.looks < 3:
+            return None
+        if FakeRun.fail.get(self.path.name, 0) > 0:
+            FakeRun.fail[self.path.name] -= 1
+            return 1
+        if FakeRun.kill_after is not None and len(FakeRun.ended) >= FakeRun.kill_after:
+            raise Killed
+        self.path.mkdir(parents=True, exist_ok=True)
+        value = -abs(np.log10(self.options["learning_rate"]) + 3.0) + self.seed
+        (self.path / "summary.json").write_text(json.dumps({"stopped_by": "steps", "eval_return": value}))
+        FakeRun.ended.append(self.path.name)
+        return 0
+
+    def end(self) -> None:
+        self.asked = True
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def why(self) -> str:
+        return "the simulator fell over"
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeRun]:
+    monkeypatch.setattr(running, "RunProcess", FakeRun)
+    monkeypatch.setattr(running, "TICK", 0.0)
+    monkeypatch.setattr(report, "_draw", lambda *_: False)  # pictures take time
+    FakeRun.begun, FakeRun.ended, FakeRun.fail, FakeRun.kill_after = [], [], {}, None
+    return FakeRun
+
+
+def test_a_grid_is_every_combination_with_every_seed(tmp_path: Path, fake: type[FakeRun]) -> None:
+    found = sweep(described(tmp_path, seeds=2))
+    assert len(fake.ended) == len(set(fake.ended)) == 12
+    assert found.best_parameters is not None
+    assert found.best_parameters["learning_rate"] == 1e-3
+    assert found.best_value == pytest.approx(0.5)
+    assert sorted(found.trials["trial"]) == list(range(6))
+    assert found.trials["eval_return"] == sorted(found.trials["eval_return"], reverse=True)
+    assert found.importance["learning_rate"] > 0.9 > found.importance["unroll"]
+
+
+def test_a_sweep_that_is_killed_twice_goes_on_and_runs_nothing_twice_to_the_end(
+    tmp_path: Path, fake: type[FakeRun]
+) -> None:
+    for after in (3, 8):
+        fake.kill_after = after
+        with pytest.raises(Killed):
+            sweep(described(tmp_path, seeds=2))
+        assert len(fake.ended) == after
+    fake.kill_after = None
+    found = sweep(described(tmp_path, seeds=2))
+    assert len(fake.ended) == len(set(fake.ended)) == 12
+    assert found.trials["state"] == ["done"] * 6
+    began = len(fake.begun)
+    assert sweep(described(tmp_path, seeds=2)).trials == found.trials
+    assert len(fake.begun) == began, "what is done is not begun again"
+
+
+def test_a_line_that_was_cut_short_by_a_kill_had_begun_nothing(tmp_path: Path, fake: type[FakeRun]) -> None:
+    fake.kill_after = 1
+    with pytest.raises(Killed):
+        sweep(described(tmp_path))
+    file = tmp_path / "sweep" / "trials.jsonl"
+    file.write_text(file.read_text() + '{"trial": 5, "par')
+    fake.kill_after = None
+    assert sorted(sweep(described(tmp_path)).trials["trial"]) == list(range(6))
+
+
+def test_a_failure_stops_nothing_and_is_tried_again_as_often_as_asked(tmp_path: Path, fake: type[FakeRun]) -> None:
+    fake.fail = {"t0000-s0": 1, "t0001-s0": 5}
+    found = sweep(described(tmp_path, retries=1))
+    states = dict(zip(found.trials["trial"], found.trials["state"]))
+    assert states == {0: "done", 1: "failed", 2: "done", 3: "done", 4: "done", 5: "done"}
+    assert found.trials["why"][-1] == "the simulator fell over"
+    assert fake.fail["t0001-s0"] == 3, "begun twice: once, and one retry"
+    began = len(fake.begun)
+    sweep(described(tmp_path, retries=1))
+    assert len(fake.begun) == began, "what has failed for good is not begun again"
+
+
+def test_the_best_config_is_a_file_that_can_be_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_draw", DRAW)
+    sweep(described(tmp_path))
+    cfg, options = load(tmp_path / "sweep" / "best.toml", {})
+    assert (cfg.learning_rate, options) == (1e-3, {"stop_steps": 100})
+    assert (tmp_path / "sweep" / "results.csv").read_text().startswith("trial,learning_rate,unroll,eval_return,spread")
+    assert (tmp_path / "sweep" / "importance.png").stat().st_size > 1000
+
+
+def test_random_draws_follow_from_the_seed_and_lie_in_their_ranges(tmp_path: Path) -> None:
+    one = read_sweep(described(tmp_path, RANGES, sampler="random", trials=50), {})
+    drawn = [make_search(one).next(number) or {} for number in range(50)]
+    assert drawn == [make_search(one).next(number) for number in range(50)]
+    assert all(1e-5 <= each["learning_rate"] <= 1e-2 and 5 <= each["unroll"] <= 20 for each in drawn)
+    assert all(isinstance(each["unroll"], int) for each in drawn)
+    assert sum(each["learning_rate"] < 3.2e-4 for each in drawn) > 10, "evenly in the logarithm"
+    assert make_search(one).next(50) is None
+
+
+def test_optunas_sampler_finds_what_is_better_and_goes_on_after_a_kill(tmp_path: Path, fake: type[FakeRun]) -> None:
+    pytest.importorskip("optuna")
+    spec = described(tmp_path, {"learning_rate": RANGES["learning_rate"]}, sampler="tpe", trials=25, parallel=1)
+    fake.kill_after = 15
+    with pytest.raises(Killed):
+        sweep(spec)
+    fake.kill_after = None
+    found = sweep(spec)
+    assert len(fake.ended) == len(set(fake.ended)) == 25
+    rates = [np.log10(rate) for _, rate in sorted(zip(found.trials["trial"], found.trials["learning_rate"]))]
+    assert np.mean(np.abs(np.array(rates[15:]) + 3)) < np.mean(np.abs(np.array(rates[:10]) + 3))
+
+
+def test_a_pruner_ends_what_falls_behind(tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(running, "LOOK_EVERY", 0.0)
+    late = 7  # trials that are worse from the beginning
+
+    def rows(path: Path, kind: str) -> list[dict[str, Any]]:
+        value = -100.0 if int(path.name[1:5]) >= late else 100.0
+        return [{"eval_return": value}] * 3
+
+    monkeypatch.setattr(running, "read_rows", rows)
+    monkeypatch.setattr(Path, "is_file", lambda self: True if self.name == "metrics.jsonl" else Path.exists(self))
+    parameters = {"learning_rate": RANGES["learning_rate"]}
+    found = sweep(described(tmp_path, parameters, sampler="random", pruner="median", trials=10, parallel=1))
+    states = dict(zip(found.trials["trial"], found.trials["state"]))
+    assert [states[number] for number in range(10)] == ["done"] * 7 + ["pruned"] * 3
+
+
+def test_a_grid_of_steps() -> None:
+    assert grid({"a": Range(1, 7, step=3, whole=True), "b": Range(0.1, 0.3, step=0.1)}) == [
+        {"a": a, "b": b} for a in (1, 4, 7) for b in (0.1, 0.2, 0.3)
+    ]
+
+
+def test_what_a_parameter_explains_is_corrected_for_chance() -> None:
+    values = np.array([1.0, 1.1, 5.0, 5.1])
+    assert explained(values, [0, 0, 1, 1]) > 0.95
+    assert explained(values, [0, 1, 0, 1]) == 0.0
+    assert explained(values, [0, 1, 2, 3]) == 0.0, "a group for each value says nothing"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"parameters": {}}, "has no [sweep.parameters]"),
+        ({"parameters": {"learning_rte": [1]}}, "there is no option learning_rte. Did you mean learning_rate?"),
+        ({"parameters": {"unroll": [5, "x"]}}, 'unroll = "x" is no such value: give a whole number.'),
+        ({"parameters": {"unroll": 5}}, "the parameter unroll must be a list of values"),
+        ({"parameters": {"unroll": {"low": 9, "high": 3}}}, "with low below high"),
+        ({"parameters": {"gamma": {"low": 0, "high": 1, "log": True}}}, "log = true (above 0)"),
+        ({"parameters": {"gamma": {"low": 0.1, "high": 1}}}, "a grid needs values of gamma"),
+        ({"parameters": {"seed": [1, 2]}}, "seed cannot be set here: give seeds in [sweep]."),
+        ({"parameters": {"env": ["CartPole-v1"]}}, "env is given for all runs and among [sweep.parameters]"),
+        ({"sampler": "tpe"}, "the sampler tpe needs trials = N"),
+        ({"sampler": "bayes"}, "sampler 'bayes' is not known: choose one of grid, random, tpe"),
+        ({"pruner": "medium"}, "pruner 'medium' is not known: choose one of none, median, halving, hyperband. Did"),
+        ({"metric": "reward"}, "metric 'reward' is not known"),
+        ({"direction": "up"}, "direction 'up' is not known"),
+        ({"seeds": 0}, "seeds must be their number"),
+        ({"seeds": [1, 1]}, "seeds must be their number"),
+        ({"trials": 0}, "trials 0 is too small"),
+        ({"retries": -1}, "retries -1 is too small"),
+        ({"tral": 3}, "[sweep] has no tral. Did you mean trials?"),
+    ],
+)
+def test_mistakes_in_a_sweep_are_one_sentence(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as told:
+        read_sweep(described(tmp_path) | {"sweep": described(tmp_path)["sweep"] | change}, {})
+    assert sentence in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_folder_of_another_sweep_or_with_other_files_is_refused(tmp_path: Path) -> None:
+    sweep(described(tmp_path))
+    with pytest.raises(UserError, match="was begun with another parameters"):
+        sweep(described(tmp_path, {"unroll": [5]}))
+    with pytest.raises(UserError, match="was begun with another seeds"):
+        sweep(described(tmp_path, seeds=3))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds other files"):
+        sweep(described(tmp_path), folder=str(tmp_path / "full"))
+
+
+def test_seconds_are_minimized_and_a_run_without_a_number_is_no_result(tmp_path: Path) -> None:
+    made = read_sweep(described(tmp_path, metric="seconds_to_target"), {})
+    assert not made.maximize
+    log = SweepLog(made)
+    made.folder.mkdir()
+    log.open()
+    for number, seconds in enumerate((3.0, None, 2.0)):
+        trial = log.begin(number, {"learning_rate": 1e-3, "unroll": 5})
+        trial.results[0] = {"seconds_to_target": seconds}
+    best = report.best_trial(made, log)
+    assert best is not None
+    assert best.number == 2
+    assert report.state_of(made, log.trials[1]) == "done, without a number"
+    assert "–" in "\n".join(report.lines(made, report.results(made, log)))
+
+
+def test_the_file_of_the_docs_is_a_sweep(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
+    text = page.split("```toml\n")[1].split("```")[0]
+    assert tomllib.loads(text)
+    (tmp_path / "sweep.toml").write_text(text)
+    assert read_sweep(tmp_path / "sweep.toml", {}).folder == Path("sweeps/sweep")
