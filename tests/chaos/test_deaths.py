@@ -23,7 +23,7 @@ from shoal.loops.wiring import Settings
 from shoal.program import Handle, NodeDied, Program
 from shoal.runtime import Run, Supervisor, launch
 from shoal.runtime.local.zygote import Zygote
-from shoal.runtime.supervise import Loss
+from shoal.runtime.supervise import Hang, Loss
 
 VICTIM = Path(__file__).with_name("victim.py")
 RAY = pytest.param("ray", marks=pytest.mark.ray)
@@ -79,14 +79,14 @@ def counts(run: Run, metrics: Any) -> dict[str, float]:
             run.wait(0.1)
 
 
-def goes_on(run: Run, metrics: Any, victim: str, updates: int = 20) -> None:
-    """Kill a node; the run must bring it back and make further updates."""
+def goes_on(run: Run, metrics: Any, victim: str, updates: int = 20, death: signal.Signals = signal.SIGKILL) -> None:
+    """Kill or stop a node; the run must bring it back and make further updates."""
     deadline = time.monotonic() + 90.0
     while victim not in run.pids():
         run.wait(0.02)
         assert time.monotonic() < deadline, f"{victim} is not there"
     old = run.pids()[victim]
-    os.kill(old, signal.SIGKILL)
+    os.kill(old, death)
     while run.pids().get(victim, old) == old:
         run.wait(0.02)
         assert time.monotonic() < deadline, f"{victim} does not come back"
@@ -137,6 +137,28 @@ def test_a_run_goes_on_whoever_is_killed(runtime: str, described: Callable[[], P
         for victim in victims:
             goes_on(run, metrics, victim)
     assert [loss.node for loss in losses] == victims, "those who only suffered from it are not blamed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("described", "victims"),
+    [
+        (two_actors, ["metrics", "weights", "learner", "replay", "actor/0"]),
+        (sharded_program, ["replay", "replay/0"]),
+        (workers_program, ["gradients", "learner", "worker/0"]),
+        (central_program, ["inference/0"]),
+        (grouped_program, ["learner/1", "group"]),
+    ],
+)
+def test_a_run_goes_on_whoever_is_stopped(described: Callable[[], Program], victims: list[str]) -> None:
+    hangs: list[Hang] = []
+    with launch(described(), "local", supervisor=Supervisor(hang_seconds=3.0, on_hang=hangs.append)) as run:
+        metrics = learning(run)
+        for victim in victims:
+            goes_on(run, metrics, victim, death=signal.SIGSTOP)
+            run.wait(2.0)  # it gives signs of life again
+    assert [hang.node for hang in hangs] == victims, "nobody else was taken for one that hangs"
+    assert all(hang.replaced for hang in hangs)
 
 
 def test_actors_outlive_services_that_are_killed() -> None:

@@ -182,7 +182,9 @@ class Experiment:
                 program, told = self._program()
                 display.begin([*self._begin_lines(directory), *told])
                 meta = {} if self.resumed is None else self.resumed.meta
-                self.reviving = Reviving(program, directory.path, meta.get(REPLAY, {}), display.note)
+                self.reviving = Reviving(
+                    program, directory.path, meta.get(REPLAY, {}), lambda text: self._tell(text, directory, display)
+                )
                 self.reviving.attach(supervisor)
                 run = launch(
                     program, options.runtime, seed=self._seed(), supervisor=supervisor, ray_address=options.ray_address
@@ -344,8 +346,7 @@ class Experiment:
         for record in progress.take(snapshot, elapsed, restarts, virtual=self.options.runtime == "inline"):
             directory.write_row("evaluation", record)
         for note in snapshot["notes"][self.notes :]:
-            display.note(note)
-            directory.write_row("note", {"text": note, "seconds": progress.seconds})
+            self._tell(note, directory, display)
         self.notes = len(snapshot["notes"])
         self.reviving.read(snapshot, progress.evaluations)
         self.first_update = snapshot["first_update"]
@@ -382,6 +383,10 @@ class Experiment:
             f"no update after {progress.train_seconds:.0f} s and {progress.count('env_steps'):,} steps"
             + (f": {why}" if why else "")
         )
+
+    def _tell(self, text: str, directory: RunDirectory, display: view.Display) -> None:
+        display.note(text)
+        directory.write_row("note", {"text": text, "seconds": self.progress.seconds})
 
     def _hung(self, hang: Hang, directory: RunDirectory, display: view.Display) -> None:
         display.note(f"node {hang.node!r} {hang.reason}" + ("; it is replaced" if hang.replaced else ""))
