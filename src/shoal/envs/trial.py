@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import signal
@@ -22,6 +23,8 @@ from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.errors import UserError
 
 PATIENCE = 20.0  # seconds after which it is said that an environment does not come back
+FAREWELL = 2.0  # seconds in which what an environment has started is ended
+_PR_SET_CHILD_SUBREAPER = 36
 _CHILD = """
 import pickle, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
@@ -55,7 +58,7 @@ def describe_apart(
 
 def _ask(question: bytes, name: str) -> tuple[int, bytes]:
     """How the child ended and what it wrote. Files instead of pipes: nobody who inherits them can keep us waiting.
-    It leads a process group: what the environment has started ends with it."""
+    What the environment has started ends with it."""
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered:
         asked.write(question)
         asked.seek(0)
@@ -67,10 +70,19 @@ def _ask(question: bytes, name: str) -> tuple[int, bytes]:
             try:
                 code = _patiently(child, name)
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
+                _end(child)
         answered.seek(0)
         return code, answered.read()
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """It ends by itself when nobody listens, with all that it has started; its group is killed where it does not."""
+    assert child.stdin is not None
+    child.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(FAREWELL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _patiently(child: subprocess.Popen[bytes], name: str) -> int:
@@ -98,6 +110,7 @@ def _ending(code: int) -> str:
 
 def reply(question: BinaryIO, answer: BinaryIO) -> None:
     """Answer with the description, with a sentence, or with None where the question cannot be understood here."""
+    _leave_a_reaper()
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     found: EnvSpec | str | None
     try:
@@ -116,6 +129,36 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # whatever threads the environment has left
+
+
+def _leave_a_reaper() -> None:
+    """Go on in a new process. This one waits for it, however it ends, kills what it has left behind, also what has
+    left its process group and lost its parent, and ends in the same way."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    pid = os.fork()
+    if pid == 0:
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    while children := _children():
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        os.waitpid(-1, 0)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(max(0, code))
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel that does not tell
+        return []
 
 
 def _end_with_the_parent() -> None:

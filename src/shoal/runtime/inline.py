@@ -312,6 +312,9 @@ class InlineRun:
     def kill(self, name: str) -> None:
         raise RuntimeError(f"node {name!r} cannot be killed: it shares its process with the others")
 
+    def can_start(self) -> bool:
+        return True
+
     def start(self, node: Node, context: Context) -> None:
         self._contexts[node.name] = context
         self._gone.discard(node.name)

@@ -45,6 +45,9 @@ class ProcessRun(abc.ABC):
         """Kill a node and have it started again like one that was lost."""
         self._supervision.replace(name, reason)
 
+    def can_start(self) -> bool:
+        return True
+
     def close_lanes(self) -> None:
         for lanes in self._lanes.values():
             for lane in lanes:

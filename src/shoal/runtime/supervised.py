@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shoal.program import Context, Node, Program, node_seed
-from shoal.runtime.supervise import Hang, RunFailed, Supervisor
+from shoal.runtime.supervise import FIRST_BACKOFF, Hang, RunFailed, Supervisor
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
 STARTING = 60.0  # seconds, at the least, that a node's process may take to its first sign of life
@@ -55,6 +55,9 @@ class Nodes(Protocol):
     """What a runtime provides."""
 
     beats: float  # seconds between two signs of life of a node; 0: there are none
+
+    def can_start(self) -> bool:
+        """Whether a node can be started without keeping everybody waiting."""
 
     def start(self, node: Node, context: Context) -> None:
         """Start a node. After its loss (`context.restarts`), also give its callers streams to the newcomer."""
@@ -123,6 +126,9 @@ class Supervision:
     def _tick(self, until: float) -> None:
         now = self._clock()
         for name in [name for name, due in self._due.items() if due <= now]:
+            if not self._nodes.can_start():
+                self._due[name] = now + FIRST_BACKOFF
+                continue
             del self._due[name]
             self._start(self.program.nodes[name])
         nearest = min([until, *self._due.values(), *(patience for patience, _ in self._victims.values())])

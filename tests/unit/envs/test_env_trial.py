@@ -182,12 +182,15 @@ def test_an_environment_that_does_not_come_back_is_told_of(
     assert capsys.readouterr().err.startswith("slow_env:make is being made, reset and stepped once, and has not come")
 
 
-@pytest.mark.parametrize("then", ["return broken_envs.Works()", "os._exit(9)"])
+@pytest.mark.parametrize(
+    ("then", "session"), [("return broken_envs.Works()", True), ("os._exit(9)", False), ("os._exit(9)", True)]
+)
 def test_what_an_environment_starts_ends_with_its_trial(
-    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    then: str, session: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "parent_env.py").write_text(
-        "import broken_envs, os, subprocess\ndef make():\n    child = subprocess.Popen(['sleep', '60'])\n"
+        "import broken_envs, os, subprocess\ndef make():\n"
+        f"    child = subprocess.Popen(['sleep', '60'], start_new_session={session})\n"
         f"    open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n    {then}\n"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

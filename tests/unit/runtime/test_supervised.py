@@ -32,6 +32,7 @@ class Pretended:
         self.now = 0.0
         self.starts: list[tuple[float, str, Context]] = []
         self.kills: list[tuple[float, str]] = []
+        self.ready_at = 0.0
         self.taken: dict[str, list[Any]] = {}  # states
         self.losses: list[Loss] = []
         self.hangs: list[Hang] = []
@@ -47,6 +48,9 @@ class Pretended:
     def at(self, when: float, *events: Event) -> None:
         for event in events:
             heapq.heappush(self._script, (when, len(self._script), event))
+
+    def can_start(self) -> bool:
+        return self.now >= self.ready_at
 
     def start(self, node: Node, context: Context) -> None:
         self.starts.append((self.now, node.name, context))
@@ -95,6 +99,17 @@ def test_a_lost_node_is_started_again_when_its_backoff_is_over_and_not_before() 
     assert [context.restarts for _, name, context in run.starts if name == "actor/0"][:3] == [0, 1, 2]
     seeds = {context.seed for _, name, context in run.starts if name == "actor/0"}
     assert len(seeds) == len(run.started("actor/0")), "a restarted node does not repeat its episodes"
+
+
+def test_while_nobody_can_be_started_others_are_heard_and_supervised() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    run.at(1.0, killed("actor/0"))
+    run.ready_at = 20.0  # what starts processes was lost too
+    run.at(1.0, Beat("actor/1", 1))
+    run.loop.wait(25.0)
+    assert run.started("actor/0") == pytest.approx([0.0, 20.0], abs=FIRST_BACKOFF)
+    assert [hang.node for hang in run.hangs] == ["actor/1"]
 
 
 def test_other_nodes_are_heard_while_one_waits_for_its_backoff() -> None:

@@ -120,6 +120,9 @@ class LocalRun(ProcessRun):
 
     beats = BEAT
 
+    def can_start(self) -> bool:
+        return self._launcher.ready()
+
     def start(self, node: Node, context: Context) -> None:
         ours, theirs = pair()
         pid = self._launcher.start(node.name, theirs)

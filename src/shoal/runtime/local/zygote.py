@@ -37,6 +37,9 @@ class Launcher(Protocol):
     """Starts node processes and tells how they ended."""
 
     def start(self, name: str, control: socket.socket) -> int: ...
+    def ready(self) -> bool:
+        """Whether it starts processes at once: one that was lost and replaced needs seconds."""
+
     def ending(self, pid: int, timeout: float = 1.0) -> str: ...
     def kill(self, pid: int) -> None: ...
     def revive(self) -> str | None:
@@ -82,6 +85,7 @@ class Zygote:
         )
         theirs.close()
         self._connection = Connection(ours, shared=False)
+        self._ready = False
         self._stopped, self._next_look = 0, 0.0
         self._modules: list[str] = []  # that it was told to import
 
@@ -121,9 +125,15 @@ class Zygote:
                 self._process.kill()
 
     def _note(self, message: Any) -> None:
-        _, pid, code = message
-        self._codes[pid] = code
-        self._nodes.discard(pid)
+        match message:
+            case ("ready",):
+                self._ready = True
+            case ("exited", pid, code):
+                self._codes[pid] = code
+                self._nodes.discard(pid)
+
+    def ready(self) -> bool:
+        return self._ready or self._hung_up()  # who has hung up is replaced when it is needed
 
     def ending(self, pid: int, timeout: float = 1.0) -> str:
         if pid in self._orphans:
@@ -207,6 +217,9 @@ class Spawner:
         self._processes[process.pid] = process
         return process.pid
 
+    def ready(self) -> bool:
+        return True
+
     def ending(self, pid: int, timeout: float = 1.0) -> str:
         try:
             return _ended(self._processes[pid].wait(timeout))
@@ -249,7 +262,10 @@ def main(fd: int, parent: int) -> None:
     )  # whoever loses its parent among the nodes' own processes becomes a child of this
     gc.collect()
     gc.freeze()  # the children share these pages as long as nobody writes to them
-    child = _Forks(Connection(socket.socket(fileno=fd), shared=False)).serve()
+    connection = Connection(socket.socket(fileno=fd), shared=False)
+    with contextlib.suppress(Closed):
+        connection.send(("ready",))
+    child = _Forks(connection).serve()
     if child is not None:
         from shoal.runtime.local.node import main as node_main
 
