@@ -157,6 +157,7 @@ class Zygote:
         code = self._process.poll()
         if code is None and not self._hung_up() and not self._stands_still():
             return None
+        stopped = self._stopped >= LOOKS
         if code is None:
             self._process.kill()
             code = self._process.wait()
@@ -166,7 +167,7 @@ class Zygote:
         self._begin()
         for pid in self._orphans:
             self._connection.send(("adopt", pid))
-        return _ended(code)
+        return "stood still and was replaced" if stopped else _ended(code)
 
     def _stands_still(self) -> bool:
         """Whether it has been stopped for a while; it is looked at once a second."""
