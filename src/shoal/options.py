@@ -46,7 +46,10 @@ class Acting:
     envs_per_actor: Count = 64
     """Environments that each of them steps together."""
     vectorizer: Literal["auto", "native", "sync", "async"] = "auto"
-    """native: the environment's own vector version; async: a process each; auto: native or else sync."""
+    """native: the environment's own vector version; sync: one after another; async: a process each; auto: native where
+    there is one, else what suits the time that a step of it takes."""
+    env_timeout: Seconds = 0.0
+    """Seconds for a step, after which an environment in a process of its own is replaced; 0: however long it takes."""
     acting_device: str = "cpu"
     """What policies compute on; with central inference, the servers."""
 

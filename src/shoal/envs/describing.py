@@ -12,11 +12,13 @@ from gymnasium.envs import registration
 
 from shoal import tree
 from shoal.envs import atari, check, names
+from shoal.envs.choosing import StepTime, measure
 from shoal.envs.faults import EnvFault, told_as_a_fault
 from shoal.envs.making import usual_stack, vectorize
 from shoal.envs.names import Environment, name_of
 from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
 from shoal.envs.vector import Envs
+from shoal.envs.vectorizers import InProcess
 from shoal.errors import UserError
 
 _SMALL = 256  # observations of up to this many numbers are "classic"
@@ -84,7 +86,9 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
         one = getattr(vector, "envs", [vector])[0]  # a single environment where there is one
         with told_as_a_fault(name, "used"):
             envs = Envs(vector, name, seed=0)
-            _try(envs, name, f" with the options {dict(options)}" if options else "")
+            measured = isinstance(vector, InProcess) and names.is_users_code(env)
+            given = f" with the options {dict(options)}" if options else ""
+            step_time = _try(envs, name, given, measured)
             registered = getattr(one, "spec", None)
             runs_ale = _runs_ale(one)
     except EnvFault as fault:
@@ -109,6 +113,7 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
         vectorizer=vectorizer,
         native_action_space=vector.single_action_space,
         registered=names.registered_by_user(env),
+        step_time=step_time,
     )
 
 
@@ -119,13 +124,14 @@ def _runs_ale(one: Any) -> bool:
     return any(base.__module__.startswith("ale_py.") for base in type(one.unwrapped).__mro__)
 
 
-def _try(envs: Envs, name: str, given: str) -> None:
+def _try(envs: Envs, name: str, given: str, measured: bool) -> StepTime:
     envs.action_space.seed(0)
     try:
         with told_as_a_fault(name, f"reset{given}"):
             envs.reset()
         with told_as_a_fault(name, f"stepped{given}"):
             envs.step(np.asarray(envs.action_space.sample())[np.newaxis])
+            return measure(envs) if measured else StepTime()
     finally:
         with told_as_a_fault(name, "closed"):
             envs.close()

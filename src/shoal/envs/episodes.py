@@ -42,6 +42,15 @@ class EpisodeLog:
         self._return[:] = 0.0
         self._begin[:] = 0
 
+    def cut(self, which: Array) -> None:
+        """These episodes, bool [B], end before the coming row, which belongs to none; new ones begin after it."""
+        self._settle()
+        ended = which & (self._begin < 0)
+        if ended.any():
+            self._finished.append((self._return[ended].copy(), -self._begin[ended]))
+        self._return[which] = 0.0
+        self._begin[which] = 1
+
     def finished(self) -> list[Episode]:
         """The episodes that ended since this was last asked, in the order they ended."""
         self._settle()

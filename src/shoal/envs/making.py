@@ -16,9 +16,10 @@ from shoal.envs import atari, check, names
 from shoal.envs.faults import told_as_a_fault
 from shoal.envs.names import Environment, name_of
 from shoal.envs.options import OF_GYMNASIUM, check_options, parameters_of, unknown_option
+from shoal.envs.processes import SubProcesses
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.envs.vector import Envs
-from shoal.envs.vectorizers import InProcess, MakeOne, SubProcesses, VectorEnvLike, spread
+from shoal.envs.vectorizers import InProcess, MakeOne, VectorEnvLike, spread
 from shoal.errors import UserError
 
 _UNKNOWN_OPTION = "unexpected keyword argument"  # how Python's TypeError says it
@@ -33,6 +34,7 @@ def make(
     vectorizer: Vectorizer | None = None,
     limit: int | None = None,
     stack: int = 0,
+    timeout: float = 0.0,
 ) -> Envs:
     """`count` environments: of an `EnvSpec`, of a Gymnasium id, or of the user's factory or its name `module:factory`.
 
@@ -41,15 +43,18 @@ def make(
     given one. `vectorizer`: "native" is the environment's own vector version, "sync" steps one after another,
     "async" gives each a process; "auto" is native where there is one, else sync. `limit` truncates episodes after so
     many steps. `stack` is the number of frames that make up what a policy sees of an image (`Envs.stacks`); 0: what is
-    usual, 4 for Atari and else 1. What an `EnvSpec` says of these holds where nothing else is given.
+    usual, 4 for Atari and else 1. In processes of their own, environments that take longer for a step than `timeout`
+    seconds are replaced; 0: however long it takes. What an `EnvSpec` says of these holds where nothing else is given.
     """
     if isinstance(env, EnvSpec):
         names.know(env.registered)
-        stack = stack or env.stack
+        stack, timeout = stack or env.stack, timeout or env.timeout
         options = {**env.options, **(options or {})}
         vectorizer, limit, env = vectorizer or env.vectorizer, limit or env.limit, env.env
     vector = vectorize(env, count, seed=seed, options=options or {}, vectorizer=vectorizer or "auto", limit=limit)
     in_the_vector = isinstance(vector, InProcess | SubProcesses | atari.NativeGames)
+    if isinstance(vector, SubProcesses):
+        vector.timeout = timeout
     stack = stack or usual_stack(env, options or {})
     return Envs(vector, name_of(env), seed, None if in_the_vector else limit, stack)
 
@@ -92,7 +97,7 @@ def vectorize(
 def _one_by_one(makers: list[MakeOne], name: str, vectorizer: Vectorizer, limit: int | None) -> VectorEnvLike:
     if limit is not None:
         makers = [partial(_limited, make_one, limit) for make_one in makers]
-    return SubProcesses(makers) if vectorizer == "async" else InProcess(makers, name)
+    return SubProcesses(makers, name) if vectorizer == "async" else InProcess(makers, name)
 
 
 def _limited(make_one: MakeOne, limit: int) -> gymnasium.Env[Any, Any]:

@@ -19,7 +19,7 @@ from shoal import tree
 from shoal.envs import check
 from shoal.envs.episodes import Episode, EpisodeLog
 from shoal.envs.faults import EnvFault
-from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, RESET_REWARD
+from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, REPLACED, RESET_REWARD
 from shoal.envs.state import load_layers, state_of_layers
 from shoal.envs.vectorizers import VectorEnvLike
 from shoal.types import Array, Arrays
@@ -92,6 +92,9 @@ class Envs:
             self._check(observation, reward, terminated, truncated)
         observation = self._take(observation)
         resets = self._done
+        if info and REPLACED in info:
+            self._log.cut(info[REPLACED])
+            resets = resets | info[REPLACED]
         valid = ~resets
         reward = np.array(reward, _FLOAT)
         terminated = terminated & valid  # a reset ends nothing and gives nothing
@@ -108,6 +111,13 @@ class Envs:
         else:
             self._log.add(reward, self._done)
         return Step(observation, reward, terminated, truncated, valid)
+
+    def losses(self) -> list[str]:
+        """Sentences on the environments that were lost and replaced since this was last asked."""
+        told: list[str] = getattr(self._vector, "losses", [])
+        found = told[:]
+        told.clear()
+        return found
 
     def episodes(self) -> list[Episode]:
         """The episodes that ended since this was last asked."""

@@ -1,20 +1,18 @@
-"""Stepping plain Gymnasium environments one after another, or each in a process of its own, as one vector."""
+"""Stepping plain Gymnasium environments one after another, as one vector."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from shoal import tree
 from shoal.envs import check
 from shoal.envs.faults import EnvFault
 from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, RESET_REWARD
-from shoal.envs.state import NoState, load_layers, state_of_layers
+from shoal.envs.state import load_layers, state_of_layers
 from shoal.types import Array
 
 MakeOne = Callable[[], gymnasium.Env[Any, Any]]
@@ -153,80 +151,3 @@ class InProcess:
                 if getattr(leaf, "shape", ()) != self._shapes[name]:
                     self._check(observation)
                 self._leaves[name][i] = leaf
-
-
-class SubProcesses:
-    """`--vectorizer async`: one sub-process per environment; worth it when a single step takes longer than about a
-    millisecond."""
-
-    def __init__(self, makers: Sequence[MakeOne]) -> None:
-        state_givers = [partial(_state_giver, make) for make in makers]
-        self._vector = AsyncVectorEnv(state_givers, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
-        self.num_envs = len(makers)
-        self._done = np.zeros(self.num_envs, np.bool_)
-        self.single_observation_space = self._vector.single_observation_space
-        self.single_action_space = self._vector.single_action_space
-
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        seeds: list[int | None] = [None] * self.num_envs if seed is None else [*spread(seed, self.num_envs)]
-        self._done = np.zeros(self.num_envs, np.bool_)
-        return self._vector.reset(seed=seeds)
-
-    def step(self, actions: Array, /) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        outcome = self._vector.step(actions)
-        self._done = outcome[2] | outcome[3]
-        return outcome
-
-    def state_dict(self) -> dict[str, Any]:
-        states = self._vector.get_attr("layers")
-        for state in states:
-            if isinstance(state, str):
-                raise NoState(state)
-        return {"done": self._done.copy(), "envs": list(states)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.reset()  # so that no process is about to reset its environment by itself
-        self._vector.set_attr("layers", list(zip(state["envs"], [bool(done) for done in state["done"]], strict=True)))
-        if faults := [fault for fault in self._vector.get_attr("fault") if fault is not None]:
-            raise EnvFault(faults[0])
-        self._done = np.array(state["done"], np.bool_)
-
-    def close(self) -> None:
-        self._vector.close()
-
-
-class StateGiver(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives and takes the state of an environment in a process of its own, where that of autoreset cannot be set: an
-    environment whose episode had ended resets itself when it is stepped."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self._ended = False
-        self.fault: str | None = None  # of the state that was set last
-
-    def step(self, action: Any) -> Any:
-        if not self._ended:
-            return self.env.step(action)
-        self._ended = False
-        observation, info = self.env.reset()
-        return observation, 0.0, False, False, info
-
-    @property
-    def layers(self) -> list[dict[str, Any]] | str:
-        """The state, or why there is none: what is raised here would end the process."""
-        try:
-            return state_of_layers(self.env)
-        except NoState as reason:
-            return str(reason)
-
-    @layers.setter
-    def layers(self, given: tuple[list[dict[str, Any]], bool]) -> None:
-        states, self._ended = given
-        try:
-            load_layers(self.env, states)
-        except EnvFault as fault:
-            self.fault = str(fault)
-
-
-def _state_giver(make_one: MakeOne) -> StateGiver:
-    return StateGiver(make_one())

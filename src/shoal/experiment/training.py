@@ -404,6 +404,7 @@ class Experiment:
             f"{registry.short_name(self.name)} on {self.env.name} · {options.runtime} · seed {options.seed}",
             config.preset_line(self.cfg, self.algorithm.PRESETS, self.env.kind),
             f"{options.stop_line()}{own} · run directory {directory.path}",
+            *([] if self.env.vectorizer_note is None else [self.env.vectorizer_note]),
             *([f"note: {lost}"] if lost else []),
             *([] if self.resumed is None else self.resumed.lines),
             *([] if self.restored is None else self.restored.lines),

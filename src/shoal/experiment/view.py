@@ -153,6 +153,8 @@ def line(progress: Progress) -> str:
         parts.append(f"eval {amount(progress.evaluation['eval_return'])}")
     if "staleness" in progress.values:
         parts.append(f"staleness {progress.values['staleness']:.1f}")
+    if progress.count("lost_environments"):
+        parts.append(f"environments replaced {progress.count('lost_environments'):,.0f}")
     if progress.restarts:
         parts.append(f"restarts {progress.restarts}")
     if progress.lost():
@@ -211,6 +213,8 @@ def _facts(progress: Progress) -> list[tuple[str, str]]:
     if "staleness" in values:
         weights += f" · what is learned from is {values['staleness']:.1f} updates old"
     troubles = f"{many(progress.restarts, 'restart')} · {many(progress.count('refused_updates'), 'update')} refused"
+    if replaced := progress.count("lost_environments"):
+        troubles += f" · {many(replaced, 'environment')} replaced"
     if progress.lost():
         troubles += f" · {lost(progress.lost())}"
     return [

@@ -23,6 +23,8 @@ from shoal.sync import sign_of_life
 from shoal.types import Columns
 from shoal.versions import NONE, updates_between
 
+TOLD_LOSSES = 5  # of an actor's environments, word by word; all are counted
+
 
 class EnvRunner:
     """Steps environments, with the counts that every actor reports."""
@@ -30,6 +32,7 @@ class EnvRunner:
     def __init__(self, envs: Envs, metrics: Metrics) -> None:
         self.envs = envs
         self.report = Reporter(metrics)
+        self._told = 0  # losses of environments
         self.observation = envs.reset()
         self._limited = patiently(metrics.step_limit) is not None
         if current().restarts:
@@ -77,6 +80,11 @@ class EnvRunner:
             report.count("episodes")
             report.average("actor_return", episode.return_)
             report.average("episode_length", episode.length)
+        for loss in self.envs.losses():
+            report.count("lost_environments")
+            if self._told < TOLD_LOSSES:
+                self._told += 1
+                report.note(loss)
         if report.due():
             report.flush()
         return more

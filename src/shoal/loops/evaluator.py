@@ -49,7 +49,7 @@ def evaluate(envs: Envs, policy: Policy, episodes: int, give_up: Callable[[], bo
             sign_of_life()
             state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))
             total += np.where(running, outcome.reward, 0.0)
-            running &= ~(outcome.terminated | outcome.truncated)
+            running &= ~(outcome.terminated | outcome.truncated) & outcome.valid  # invalid: it was lost and replaced
             observation, first = outcome.observation, ~outcome.valid
         returns.extend(total.tolist())
     return returns[:episodes]

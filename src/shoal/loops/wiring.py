@@ -350,7 +350,9 @@ def _check_minibatches(cfg: Any, batch: int) -> None:
 
 
 def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
-    return envs.make(env, count, seed=seed, vectorizer=cast(envs.Vectorizer, vectorizer))
+    """With "auto", the environment's own vectorizer: what was chosen when it was described."""
+    chosen = None if vectorizer == "auto" else cast(envs.Vectorizer, vectorizer)
+    return envs.make(env, count, seed=seed, vectorizer=chosen)
 
 
 def _whole_requests(environments: int, actors: int, limit: int) -> int:

@@ -28,6 +28,9 @@ class ScriptedEnvs:
             self._begin(index)
         return np.zeros((self.count, 1), np.float32)
 
+    def losses(self) -> list[str]:
+        return []
+
     def _begin(self, index: int) -> None:
         self._episode[index] += 1
         rewards = self._script[index][self._episode[index] % len(self._script[index])]

@@ -1,0 +1,175 @@
+"""Environments in processes of their own: one that crashes or hangs costs its episode, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from shoal import envs
+from shoal.algorithms import ppo
+from shoal.envs import EnvFault, EnvSpec
+from shoal.envs.choosing import choose
+from shoal.errors import UserError
+from shoal.experiment.environments import describe_env
+from shoal.loops.evaluator import evaluate
+
+NORMAL, CRASH, LEAVE, HANG, RAISE = range(5)
+
+
+class Fragile(gymnasium.Env[Any, Any]):
+    """Counts its steps, gives 1 for each, and does what the action says."""
+
+    observation_space = spaces.Box(0, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, length: int = 6) -> None:
+        self.length, self.time = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        match int(action):
+            case 1:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case 2:
+                os._exit(7)
+            case 3:
+                time.sleep(60)
+            case 4:
+                raise ValueError("no such valve")
+        self.time += 1
+        return np.full(1, self.time, np.float32), 1.0, self.time == self.length, False, {}
+
+
+class Hopeless(Fragile):
+    """Cannot be reset a second time."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        os._exit(3)
+
+
+def made(count: int = 3, timeout: float = 0.0) -> envs.Envs:
+    vector = envs.make(Fragile, count, seed=0, vectorizer="async", timeout=timeout)
+    vector.reset()
+    return vector
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        (CRASH, "number 1 was ended by SIGSEGV"),
+        (LEAVE, "number 1 ended with exit code 7"),
+        (HANG, "number 1 did not come back from a step within 0.5 s"),
+    ],
+)
+def test_what_ends_or_hangs_is_replaced_alone(action: int, why: str) -> None:
+    vector = made(timeout=0.5 if action == HANG else 0.0)
+    for _ in range(2):
+        vector.step(np.zeros(3, np.int64))
+    step = vector.step(np.array([NORMAL, action, NORMAL]))
+    assert step.valid.tolist() == [True, False, True]
+    assert step.reward.tolist() == [1.0, 0.0, 1.0]
+    assert step.observation.ravel().tolist() == [3.0, 0.0, 3.0]
+    assert not (step.terminated | step.truncated).any()
+    assert [(episode.return_, episode.length) for episode in vector.episodes()] == [(2.0, 2)]
+    (said,) = vector.losses()
+    assert why in said
+    assert vector.losses() == []
+    vector.step(np.zeros(3, np.int64))
+    rows = [vector.step(np.zeros(3, np.int64)) for _ in range(5)]
+    assert rows[1].terminated.tolist() == [True, False, True]
+    assert [(episode.return_, episode.length) for episode in vector.episodes()] == [(6.0, 6)] * 3
+    vector.close()
+
+
+def test_what_an_environment_raises_is_told_as_its_fault() -> None:
+    vector = made(2)
+    with pytest.raises(EnvFault, match=r"Fragile raised ValueError: no such valve \(test_env_processes.py, line \d+\)"):
+        vector.step(np.array([NORMAL, RAISE]))
+    vector.close()
+
+
+def test_an_environment_that_never_begins_is_given_up() -> None:
+    vector = envs.make(Hopeless, 1, seed=0, vectorizer="async")
+    with pytest.raises(EnvFault, match=r"number 0 ended with exit code 3.* 4 times in a row"):
+        vector.reset()
+    vector.close()
+
+
+def test_an_evaluation_counts_a_lost_episode_once() -> None:
+    class CrashOnce:
+        steps = 0
+
+        def initial_state(self, count: int) -> dict[str, Any]:
+            return {}
+
+        def act(self, observation: Any, state: Any, first: Any) -> Any:
+            self.steps += 1
+            return np.array([CRASH if self.steps == 3 else NORMAL, NORMAL]), {}, {}
+
+    vector = envs.make(Fragile, 2, seed=0, vectorizer="async")
+    assert evaluate(vector, CrashOnce(), 2) == [2.0, 6.0]  # type: ignore[arg-type]
+    vector.close()
+
+
+def test_no_process_is_left() -> None:
+    vector = made(2)
+    processes = [process._process for process in vector._vector._processes]  # type: ignore[attr-defined]
+    vector.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+def spec(seconds: float, waits: bool = False, timeout: float = 0.0, vectorizer: Any = "auto") -> EnvSpec:
+    space = spaces.Discrete(2)
+    return EnvSpec(
+        Fragile, space, space, "other", None, None, vectorizer=vectorizer, timeout=timeout, step_time=(seconds, waits)
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "actors", "chosen", "why"),
+    [
+        (spec(2e-5), 1, "sync", "takes 0.02 ms, too little"),
+        (spec(5e-3), 1, "async", "takes 5 ms, and there are 4 cores for 1 actor"),
+        (spec(5e-3), 4, "sync", "4 actors keep 4 cores busy"),
+        (spec(5e-3, waits=True), 4, "async", "mostly waits"),
+        (spec(2e-5, timeout=3.0), 1, "async", "--env-timeout"),
+        (spec(5e-3, vectorizer="sync"), 1, "sync", None),
+        (spec(0.0), 1, "auto", None),
+    ],
+)
+def test_the_vectorizer_is_chosen_by_what_a_step_takes(found: EnvSpec, actors: int, chosen: str, why: Any) -> None:
+    vectorizer, said = choose(found, actors, cores=4)
+    assert vectorizer == chosen
+    assert said is None if why is None else why in (said or "")
+
+
+class Sleepy(Fragile):
+    action_space = spaces.Discrete(1)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.01)
+        return super().step(0)
+
+
+def test_a_users_environment_is_measured_and_a_registered_one_is_not() -> None:
+    found = describe_env(ppo.Config(env=Sleepy))
+    assert (found.vectorizer, "mostly waits" in (found.vectorizer_note or "")) == ("async", True)
+    assert found.step_time[0] >= 0.01
+    assert describe_env(ppo.Config()).vectorizer_note is None
+
+
+def test_a_timeout_without_processes_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"--env-timeout 2 needs a process for each environment: add --vectorizer async"
+    ):
+        describe_env(ppo.Config(env_timeout=2.0))
