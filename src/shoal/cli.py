@@ -40,6 +40,8 @@ usage: shoal COMMAND …
   shoal eval RUN                         play a trained policy again, from its run directory
   shoal record RUN                       film a trained policy: mp4 or gif
   shoal sweep FILE.toml                  try values of options, over seeds, several runs at a time
+  shoal runs                             runs and their state; shoal status RUN: one of them, while it goes on
+  shoal compare RUN...                   returns over seeds, with intervals; shoal diff A B: what two differ in
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
   shoal completion                       a script that completes these words in bash and zsh

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-NAMES = ("bench", "config", "eval", "record", "sweep")
+NAMES = ("bench", "compare", "config", "diff", "eval", "record", "runs", "status", "sweep")
 
 
 def run(name: str, words: Sequence[str]) -> int:

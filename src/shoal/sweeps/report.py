@@ -94,6 +94,10 @@ def write(sweep: Sweep, log: SweepLog) -> list[str]:
     csv.writer(text).writerows([names, *zip(*(found[name] for name in names))])
     _write(log.folder / RESULTS, text.getvalue())
     told = [f"table: {log.folder / RESULTS}"]
+    failed = [trial.number for trial in log.trials.values() if state_of(sweep, trial) == "failed"]
+    if failed:
+        again = f"retries = {sweep.settings.retries + 1} in [sweep] and the same command try again"
+        told.append(f"failed: trial {', '.join(map(str, failed))}; {again}")
     best = best_trial(sweep, log)
     if best is not None:
         score = f"{sweep.settings.metric} {value_of(sweep, best):.6g} in {log.folder}, trial {best.number}"
@@ -166,7 +170,7 @@ def _draw(sweep: Sweep, log: SweepLog, path: Path) -> bool:
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in chosen)
         panel.plot(chosen if numeric else list(map(str, chosen)), [value for _, value in scored], "o", alpha=0.6)
         parameter = sweep.parameters[name]
-        if numeric and (getattr(parameter, "log", False) or (min(chosen) > 0 and max(chosen) / min(chosen) >= 30)):
+        if numeric and (getattr(parameter, "log", False) or (min(chosen) > 0 and max(chosen) / min(chosen) >= 10)):
             panel.set_xscale("log")
         panel.set(xlabel=name, ylabel=sweep.settings.metric)
         panel.grid(alpha=0.3)

@@ -1,0 +1,89 @@
+"""`shoal status`: how a run stands, from another terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.commands.common import OK, one_run, parse, print_json
+
+if TYPE_CHECKING:
+    from shoal.experiment.run_lists import RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions:
+    """How it is told."""
+
+    json: bool = False
+    """Print one JSON object."""
+
+
+OPTIONS = (StatusOptions,)
+SHOWN = ("loss", "policy_loss", "value_loss", "critic_loss", "actor_loss", "entropy", "kl", "clip_fraction", "q_mean")
+
+
+def run(words: Sequence[str]) -> int:
+    typed = parse(words, "shoal status", "Tell how a run stands, also while it is running.", StatusOptions, "RUN")
+    path = Path(one_run(typed, "shoal status"))
+    from shoal.experiment.run_lists import state_of
+    from shoal.experiment.tables import flat, latest
+
+    found = state_of(path)
+    rows = {kind: flat(row) for kind, row in latest(path).items()}
+    if typed.make(StatusOptions).json:
+        names = ("algorithm", "env", "seed", "state", "resumable", "stopped_by", "eval_return", "env_steps", "seconds")
+        print_json({"run": str(path), **{name: getattr(found, name) for name in names}, "latest": rows})
+        return OK
+    print("\n".join(lines(found, rows)))
+    return OK
+
+
+def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
+    progress, judged = rows.get("progress", {}), rows.get("evaluation", {})
+    told = found.state + (f" (stopped by {found.stopped_by})" if found.stopped_by else "")
+    if found.state == "running":
+        told += f", last heard of {max(0.0, time.time() - _changed(found.path)):.0f} s ago"
+    facts = [
+        ("run", f"{found.algorithm} on {found.env}, seed {found.seed}"),
+        ("state", told),
+        ("steps", f"{found.env_steps:,} in {found.seconds:,.0f} s of training"),
+    ]
+    if found.state == "running" and "env_steps_per_second" in progress:
+        facts.append(("now", f"{progress['env_steps_per_second']:,.0f} steps/s"))
+    if judged:
+        facts.append(
+            (
+                "return",
+                f"{judged['eval_return']:,.1f} ± {judged.get('spread') or 0.0:,.1f} at {judged['env_steps']:,} steps",
+            )
+        )
+    facts += [("towards", text) for text in _towards(found)]
+    values = [f"{name} {progress[name]:.4g}" for name in SHOWN if isinstance(progress.get(name), int | float)]
+    if values:
+        facts.append(("learner", ", ".join(values)))
+    if found.resumable:
+        facts.append(("go on", f"shoal resume {found.path}"))
+    return [f"{name:9}{text}" for name, text in facts]
+
+
+def _towards(found: RunState) -> list[str]:
+    """How far each stop rule is."""
+    options, steps = found.options, found.summary.get("learner_steps")
+    done = {"stop_return": found.eval_return, "stop_steps": found.env_steps, "stop_seconds": found.seconds}
+    done["stop_updates"] = steps
+    return [
+        f"{name.removeprefix('stop_')} {value:,.0f} of {options[name]:,.0f}"
+        for name, value in done.items()
+        if isinstance(options.get(name), int | float) and isinstance(value, int | float)
+    ]
+
+
+def _changed(path: Path) -> float:
+    try:
+        return (path / "metrics.jsonl").stat().st_mtime
+    except OSError:
+        return time.time()

@@ -1,0 +1,223 @@
+"""Runs seen from outside: their state, what differs between two, and statistics over seeds."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from shoal.checkpoints.lock import LOCK
+from shoal.errors import UserError
+from shoal.experiment import directory, registry
+from shoal.experiment.tables import latest
+
+State = Literal["running", "finished", "interrupted", "failed", "crashed"]
+ENDED = {"interrupt": "interrupted", "failure": "failed"}
+DRAWS = 2000  # of the bootstrap
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class RunState:
+    path: Path
+    algorithm: str
+    env: str
+    seed: int
+    state: State
+    resumable: bool
+    stopped_by: str | None
+    eval_return: float | None  # the last
+    env_steps: int
+    seconds: float
+    began: float  # seconds since 1970
+    config: Mapping[str, Any]
+    options: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+
+def state_of(path: Path) -> RunState:
+    """How a run stands; `UserError` for what is none."""
+    record = directory.read_config(path)
+    summary = _summary(path, record)
+    rows = latest(path)
+    counts = rows.get("progress", {}).get("counts") or {}
+    judged = summary.get("eval_return", rows.get("evaluation", {}).get("eval_return"))
+    running = is_held(path)
+    stopped_by = summary.get("stopped_by")
+    state: Any = "running" if running else ENDED.get(str(stopped_by), "finished") if summary else "crashed"
+    checkpoints = any((path / directory.CHECKPOINTS).glob("[0-9]*/manifest.json"))
+    options = record.get("options")
+    return RunState(
+        path=path,
+        algorithm=registry.short_name(record["algorithm"]),
+        env=record["env"],
+        seed=int(record.get("seed", 0)),
+        state=state,
+        resumable=checkpoints and state not in ("running", "finished"),
+        stopped_by=stopped_by if not running else None,
+        eval_return=judged if isinstance(judged, int | float) else None,
+        env_steps=int(summary.get("env_steps", counts.get("env_steps", 0)) or 0),
+        seconds=float(summary.get("train_seconds", rows.get("progress", {}).get("seconds", 0.0)) or 0.0),
+        began=(path / directory.CONFIG).stat().st_mtime,
+        config=record["config"],
+        options=options if isinstance(options, dict) else {},
+        summary=summary,
+    )
+
+
+def _summary(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the run's present life; none where it has gone on since."""
+    try:
+        summary = json.loads((path / directory.SUMMARY).read_text(encoding="utf-8"))
+        return dict(summary) if int(record.get("life", 0)) <= int(summary.get("life", 0)) else {}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the run's lock: asked of the kernel, without taking it."""
+    try:
+        with (path / LOCK).open("rb") as file:
+            if sys.platform == "linux":
+                asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                kind: int = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
+                return kind != fcntl.F_UNLCK
+            os.kill(int(json.loads(file.read())["pid"]), 0)
+            return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def find_runs(folders: Sequence[Path]) -> tuple[list[RunState], list[str]]:
+    """All runs in these folders, or these runs themselves, also below one folder more (sweeps); and what is damaged."""
+    found: dict[Path, RunState] = {}
+    strange = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"There is no folder {folder}: give one that holds runs.")
+        inside = [folder] if (folder / directory.CONFIG).exists() else []
+        for pattern in ("*", "*/*", "*/*/*"):
+            inside += (
+                [] if inside[:1] == [folder] else [file.parent for file in folder.glob(f"{pattern}/{directory.CONFIG}")]
+            )
+        for path in inside:
+            try:
+                found[path] = state_of(path)
+            except UserError as error:
+                strange.append(str(error))
+    return list(found.values()), strange
+
+
+def chosen(runs: Iterable[RunState], conditions: Sequence[str]) -> list[RunState]:
+    """Those that meet every `name=value`; names are state, algorithm, env, seed and fields of configs and options."""
+    pairs = []
+    for condition in conditions:
+        name, equals, value = condition.partition("=")
+        if not equals:
+            raise UserError(f"--where {condition} is no condition: give name=value, such as state=running.")
+        pairs.append((name.strip().replace("-", "_"), value.strip()))
+    return [run for run in runs if all(_text(field_of(run, name)) == value for name, value in pairs)]
+
+
+def field_of(run: RunState, name: str) -> Any:
+    if name in ("state", "algorithm", "env", "seed", "stopped_by"):
+        return getattr(run, name)
+    return run.config.get(name, run.options.get(name))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# ---- two runs --------------------------------------------------------------------------------------------------------
+
+
+def differences(one: Path, other: Path) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """What two runs differ in, by heading: config, options, versions, result."""
+    records = [directory.read_config(path) for path in (one, other)]
+    states = [state_of(path) for path in (one, other)]
+    parts = {
+        "run": [{"algorithm": state.algorithm, "env": state.env, "state": state.state} for state in states],
+        "config": [dict(record["config"]) for record in records],
+        "options": [{**state.options, "run_dir": None} for state in states],
+        "versions": [{**(record.get("versions") or {}), "git": record.get("git")} for record in records],
+        "result": [_result(state) for state in states],
+    }
+    return {
+        heading: {
+            name: (first.get(name), second.get(name))
+            for name in dict.fromkeys([*first, *second])
+            if first.get(name) != second.get(name)
+        }
+        for heading, (first, second) in parts.items()
+    }
+
+
+def _result(state: RunState) -> dict[str, Any]:
+    names = ("stopped_by", "reached", "seconds_to_target", "learner_steps", "env_steps_per_second")
+    found = {"eval_return": state.eval_return, "env_steps": state.env_steps, "seconds": round(state.seconds, 1)}
+    return found | {name: state.summary.get(name) for name in names}
+
+
+# ---- several seeds ---------------------------------------------------------------------------------------------------
+
+
+def interquartile_mean(values: Any) -> float:
+    """The mean without the lowest and the highest quarter (Agarwal 2021); of fewer than four values, of all."""
+    ordered = np.sort(np.asarray(values, float))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile interval of the interquartile mean, by drawing runs again with replacement."""
+    source = np.random.default_rng(seed)
+    numbers = np.asarray(values, float)
+    means = (
+        [interquartile_mean(source.choice(numbers, len(numbers))) for _ in range(DRAWS)]
+        if len(numbers) > 1
+        else numbers
+    )
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def grouped(runs: Sequence[RunState], by: Sequence[str]) -> dict[tuple[str, ...], list[RunState]]:
+    """Runs by task, algorithm and the fields that are named, or, where none is, those in which they differ."""
+    names = list(by) or differing(runs)
+    groups: dict[tuple[str, ...], list[RunState]] = {}
+    for run in runs:
+        label = tuple(f"{name}={_text(field_of(run, name))}" for name in names)
+        groups.setdefault((run.env, run.algorithm, *label), []).append(run)
+    return groups
+
+
+def differing(runs: Sequence[RunState]) -> list[str]:
+    """Fields of configs that are not the same in all runs of an algorithm on a task."""
+    found: dict[str, None] = {}
+    for kind in {(run.env, run.algorithm) for run in runs}:
+        alike = [run.config for run in runs if (run.env, run.algorithm) == kind]
+        for name in dict.fromkeys(name for config in alike for name in config):
+            if len({_text(config.get(name)) for config in alike}) > 1:
+                found[name] = None
+    return list(found)
+
+
+def age(began: float) -> str:
+    """How long ago: 5 s, 12 min, 3 h, 2 d."""
+    seconds = max(0.0, time.time() - began)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

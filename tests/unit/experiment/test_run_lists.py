@@ -1,0 +1,152 @@
+"""Runs seen from outside: states, conditions, differences, and statistics over seeds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.saved_runs import saved_run
+
+from shoal.cli import main
+from shoal.errors import UserError
+from shoal.experiment.run_lists import (
+    bootstrap_interval,
+    chosen,
+    differences,
+    find_runs,
+    grouped,
+    interquartile_mean,
+    is_held,
+    state_of,
+)
+
+HOLDER = """
+import sys
+from pathlib import Path
+from shoal.checkpoints import RunLock
+RunLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def ended(run: Path, stopped_by: str = "steps", **more: Any) -> Path:
+    summary = {"stopped_by": stopped_by, "eval_return": 5.0, "env_steps": 100, "train_seconds": 2.0, "life": 0, **more}
+    (run / "summary.json").write_text(json.dumps(summary))
+    return run
+
+
+def checkpointed(run: Path) -> Path:
+    (run / "checkpoints" / "000001").mkdir(parents=True)
+    (run / "checkpoints" / "000001" / "manifest.json").write_text("{}")
+    return run
+
+
+def test_a_runs_state_is_that_of_its_lock_and_its_summary(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run")
+    assert (state_of(run).state, state_of(run).resumable) == ("crashed", False)
+    checkpointed(run)
+    assert (state_of(run).state, state_of(run).resumable) == ("crashed", True)
+    for reason, state in (("interrupt", "interrupted"), ("failure", "failed"), ("return", "finished")):
+        found = state_of(ended(run, reason))
+        assert (found.state, found.resumable) == (state, state != "finished")
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(record | {"life": 1}))
+    assert state_of(run).state == "crashed", "it has gone on since its summary, and was killed"
+
+
+def test_a_run_is_running_while_another_process_holds_its_lock(tmp_path: Path) -> None:
+    run = ended(saved_run(tmp_path / "run"))
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        assert state_of(run).state == "running"
+    finally:
+        holder.communicate()
+    assert not is_held(run)
+    assert state_of(run).state == "finished"
+
+
+def test_runs_are_found_in_folders_of_folders_and_what_is_damaged_is_told(tmp_path: Path) -> None:
+    one, two = saved_run(tmp_path / "one"), saved_run(tmp_path / "sweeps" / "x" / "runs", seed=4)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.json").write_text("{")
+    found, strange = find_runs([tmp_path])
+    assert {run.path for run in found} == {one, two}
+    assert len(strange) == 1
+    assert [run.seed for run in chosen(found, ["seed=4"])] == [4]
+    assert chosen(found, ["hidden=8", "state=crashed", "env=CartPole-v1"]) == found
+    assert chosen(found, ["gamma=0.5"]) == []
+    with pytest.raises(UserError, match="--where seed is no condition"):
+        chosen(found, ["seed"])
+
+
+def test_differences_of_config_options_and_result(tmp_path: Path) -> None:
+    one = ended(saved_run(tmp_path / "one", gamma=0.9))
+    two = ended(saved_run(tmp_path / "two", gamma=0.8, seed=3), eval_return=7.0)
+    found = differences(one, two)
+    assert found["config"] == {"gamma": (0.9, 0.8)}
+    assert found["options"] == {"seed": (0, 3)}
+    assert found["result"] == {"eval_return": (5.0, 7.0)}
+    assert found["versions"] == {}
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end() -> None:
+    assert interquartile_mean([100.0, 1.0, 2.0, -50.0]) == 1.5
+    assert interquartile_mean([1.0, 2.0, 6.0]) == 3.0
+    values = list(np.random.default_rng(0).normal(10.0, 1.0, 40))
+    low, high = bootstrap_interval(values)
+    assert low < interquartile_mean(values) < high
+    assert high - low < 1.5
+    assert bootstrap_interval([3.0]) == (3.0, 3.0)
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    source = np.random.default_rng(1)
+    hits = sum(low <= 0.0 <= high for low, high in (bootstrap_interval(source.normal(size=20)) for _ in range(20)))
+    assert hits >= 15
+
+
+def test_settings_are_told_apart_by_what_differs_or_by_what_is_named(tmp_path: Path) -> None:
+    for number, (gamma, seed) in enumerate([(0.9, 0), (0.9, 1), (0.8, 0)]):
+        ended(saved_run(tmp_path / str(number), gamma=gamma, seed=seed))
+    found, _ = find_runs([tmp_path])
+    assert {label: len(runs) for label, runs in grouped(found, []).items()} == {
+        ("CartPole-v1", "impala", "gamma=0.9"): 2,
+        ("CartPole-v1", "impala", "gamma=0.8"): 1,
+    }
+    assert len(grouped(found, ["seed"])) == 2
+
+
+def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = checkpointed(ended(saved_run(tmp_path / "one", gamma=0.9), "interrupt"))
+    two = ended(saved_run(tmp_path / "two", gamma=0.8, seed=3), eval_return=7.0, seconds_to_target=3.0)
+    rows = [
+        {"kind": "progress", "seconds": 2.0, "counts": {"env_steps": 90}, "rates": {}, "values": {"loss": 0.5}},
+        {"kind": "evaluation", "eval_return": 4.0, "spread": 1.0, "env_steps": 80, "seconds": 1.0},
+    ]
+    (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "prog')
+
+    def told(*words: str) -> str:
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    listed = told("runs", str(tmp_path), "--sort", "return").splitlines()
+    assert "two" in listed[1]
+    assert "interrupted, resumable" in listed[2]
+    assert json.loads(told("runs", str(tmp_path), "--where", "seed=3", "--json"))[0]["eval_return"] == 7.0
+    status = told("status", str(one))
+    for part in ("interrupted (stopped by interrupt)", "4.0 ± 1.0 at 80 steps", "loss 0.5", f"shoal resume {one}"):
+        assert part in status
+    assert "config gamma" in told("diff", str(one), str(two))
+    assert told("diff", str(one), str(one)) == "they do not differ\n"
+    compared = told("compare", str(tmp_path))
+    assert compared.splitlines()[1].startswith("CartPole-v1  impala gamma=0.8")
+    assert {row["iqm"] for row in json.loads(told("compare", str(tmp_path), "--json"))} == {5.0, 7.0}
