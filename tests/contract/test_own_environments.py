@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
+import pytest
 from starting import Start
 from test_programs import run_tiny
+
+from conftest import SLOW_RAY
 
 
 def test_a_function_is_an_environment_on_every_runtime(start: Start) -> None:
@@ -14,3 +21,44 @@ def test_a_function_is_an_environment_on_every_runtime(start: Start) -> None:
         return gymnasium.make("CartPole-v1", max_episode_steps=9)
 
     run_tiny(start, "impala", env=make_env)
+
+
+PROGRAM = """
+import sys
+import gymnasium, shoal
+from torch import nn
+from shoal.algorithms import apex_dqn
+from shoal.replay import n_step
+
+class Network(nn.Module):
+    def __init__(self, observations, actions):
+        super().__init__()
+        self.layer = nn.Linear(observations.shape[0], int(actions.n))
+
+    def forward(self, observation):
+        return self.layer(observation)
+
+class Env(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=9))
+
+def pattern(cfg):
+    return n_step(2, cfg.gamma)
+
+if __name__ == "__main__":
+    sizes = {"actors": 1, "envs_per_actor": 2, "batch": 8, "learning_starts": 16, "capacity": 100, "rows": 4}
+    cfg = apex_dqn.Config(env=Env, network=Network, pattern=pattern, **sizes)
+    result = shoal.train(cfg, runtime=sys.argv[1], stop_updates=3, run_dir="run", quiet=True)
+    assert (result.learner_steps, result.restarts) == (3, 0) and 0 < result.eval_return <= 9
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["inline", "local", SLOW_RAY])
+def test_environment_network_and_pattern_may_be_defined_in_the_program_that_is_run(
+    runtime: str, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "program.py", runtime]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

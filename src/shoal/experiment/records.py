@@ -16,12 +16,14 @@ from shoal.experiment import directory, registry
 from shoal.experiment.registry import Algorithm
 from shoal.factories import folder_of, importable_name, look_in, name_of
 
+NOT_PLAYED = ("pattern",)  # fields that only training needs
+
 
 def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str, Any]:
     """Functions and classes are recorded by name, and with them the folders in which their modules were found. With the
     spaces a policy can be rebuilt where the environment is not installed."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-    named = {name: importable_name(value) or name_of(value) for name, value in values.items() if callable(value)}
+    named = {name: recorded_value(value) for name, value in values.items() if callable(value)}
     strings = [value for value in (values | named).values() if isinstance(value, str)]
     modules = [value.partition(":")[0] for value in strings if ":" in value]
     if not algorithm.endswith(".py") and registry.is_own(algorithm):
@@ -45,6 +47,11 @@ def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str,
     }
 
 
+def recorded_value(value: Any) -> Any:
+    """A config's value as a run directory has it: functions and classes by name."""
+    return importable_name(value) or name_of(value) if callable(value) else value
+
+
 def lost_fields(cfg: Any) -> list[str]:
     """Fields whose functions or classes cannot be found again by name."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
@@ -57,10 +64,11 @@ def lost_note(cfg: Any) -> str | None:
     if not lost:
         return None
     which = " and ".join(f"{name} {name_of(getattr(cfg, name))}" for name in lost)
-    options = " ".join(f"{config.option(name)} module:factory" for name in lost)
+    options = " ".join(f"{config.option(name)} module:factory" for name in lost if name not in NOT_PLAYED)
+    them = "it" if len(lost) == 1 else "them"
     return (
-        f"{which} cannot be imported by name: to play this run again put it into a module of its own and give "
-        f"shoal eval {options}"
+        f"{which} cannot be imported by name: to go on with this run later, or to play it, put {them} into a module "
+        f"and say so" + (f", as in shoal eval RUN {options}" if options else "")
     )
 
 
@@ -71,7 +79,7 @@ def rebuild(path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = ()) 
     file = path / directory.CONFIG
     folders = record.get("folders", [])
     look_in(folder for folder in (folders if isinstance(folders, list) else []) if isinstance(folder, str))
-    values = record["config"] | {"pattern": None} | dict(given)  # patterns are the replay's: playing needs none
+    values = record["config"] | dict(given)
     for field in record.get("lost") or []:
         if values.get(field) is not None and field not in given and field not in unneeded:
             raise UserError(_lost_sentence(path, record, field))

@@ -104,7 +104,7 @@ def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: RunOp
     told = {name: found.meta.get(name) for name in ("algorithm", "env")}
     expected = {"algorithm": registry.short_name(record["algorithm"]), "env": record["env"]}
     for name, value in told.items():
-        if value != expected[name]:
+        if str(value).rpartition(":")[2] != expected[name].rpartition(":")[2]:  # it may be in a module by now
             raise UserError(
                 f"{found.path} is of the {name} {value}, and the run in {resumed.path} of {expected[name]}: "
                 "its files were mixed with another run's."
@@ -136,7 +136,9 @@ def _refuse(
     for name, reason in FIXED.items():
         if name in options and options[name] != getattr(recorded, name):
             raise UserError(f"{config.option(name)} cannot change when a run goes on: {reason}.")
-    if values.get("env", record["config"].get("env")) != record["config"].get("env"):
+    before = record["config"].get("env")
+    found_again = "env" in (record.get("lost") or [])  # it has a name now
+    if records.recorded_value(values.get("env", before)) != before and not found_again:
         raise UserError("--env cannot change when a run goes on: start a new one.")
 
 
@@ -171,4 +173,4 @@ def _differences(
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return list(value) if isinstance(value, tuple) else records.recorded_value(value)

@@ -54,7 +54,7 @@ def load(
     asked = os.fspath(source)
     found = find_weights(asked)
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
-    name, algorithm, cfg = records.rebuild(found.run, given, unneeded=("env",))
+    name, algorithm, cfg = records.rebuild(found.run, given, unneeded=("env", *records.NOT_PLAYED))
     env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
     if hasattr(cfg, "acting_device"):
         cfg = dataclasses.replace(cfg, acting_device=device)

@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 
 from shoal import envs, factories
-from shoal.algorithms import impala
+from shoal.algorithms import apex_dqn, impala
 from shoal.errors import UserError
 from shoal.experiment import records
 from shoal.experiment.directory import RunDirectory
@@ -51,8 +51,25 @@ def test_a_function_of_a_module_is_recorded_with_its_folder_and_found_from_elsew
 
 def test_a_function_without_a_name_of_its_own_is_said_to_be_lost_and_can_be_given_again(tmp_path: Path) -> None:
     cfg = impala.Config(env=lambda: gymnasium.make("CartPole-v1"))
-    assert "env <lambda> cannot be imported by name" in (records.lost_note(cfg) or "")
+    assert records.lost_note(cfg) == (
+        "env <lambda> cannot be imported by name: to go on with this run later, or to play it, put it into a module "
+        "and say so, as in shoal eval RUN --env module:factory"
+    )
     run = written(tmp_path / "run", cfg)
     with pytest.raises(UserError, match="give --env module:factory"):
         records.rebuild(run, {})
     assert records.rebuild(run, {"env": "CartPole-v1"})[2].env == "CartPole-v1"
+
+
+def test_a_pattern_is_part_of_what_is_rebuilt_and_playing_does_without(tmp_path: Path) -> None:
+    cfg = apex_dqn.Config(pattern=lambda cfg: None)
+    assert (records.lost_note(cfg) or "").endswith("put it into a module and say so")
+    lost, named = (tmp_path / name for name in ("lost", "named"))
+    for path, one in ((lost, cfg), (named, apex_dqn.Config(pattern="own:slices"))):
+        made = RunDirectory.create(str(path), "apex_dqn", "x", 0, print)
+        made.write_config(records.record_of("apex_dqn", one, envs.describe("CartPole-v1"), RunOptions()))
+        made.close()
+    assert records.rebuild(named, {})[2].pattern == "own:slices"
+    with pytest.raises(UserError, match="give --pattern module:factory"):
+        records.rebuild(lost, {})
+    records.rebuild(lost, {}, unneeded=records.NOT_PLAYED)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -65,6 +67,31 @@ def test_what_cannot_change_is_refused_with_its_reason(run: Path) -> None:
         with pytest.raises(UserError, match=sentence):
             planned(run, options, **values)
     planned(run)  # nobody has kept the lock
+
+
+def test_an_environment_that_was_in_no_module_may_be_given_from_one(run: Path) -> None:
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["env"] = record["env"] = "make_env"
+    (run / "config.json").write_text(json.dumps(record | {"lost": ["env"]}))
+    with pytest.raises(UserError, match="give --env module:factory"):
+        planned(run)
+    with pytest.raises(UserError, match=r"is of the env CartPole-v1, and the run in .* of make_env"):
+        planned(run, env="own:make_env")  # the checkpoint of this test
+    shutil.rmtree(run / "checkpoints")
+    assert planned(run, env="own:make_env").cfg.env == "own:make_env"
+
+
+def test_a_function_is_the_environment_of_that_name(run: Path) -> None:
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["env"] = f"{__name__}:make_cartpole"
+    (run / "config.json").write_text(json.dumps(record))
+    found = planned(run, env=make_cartpole)
+    assert found.cfg.env is make_cartpole
+    assert not any("--env" in line for line in found.resumed.lines)
+
+
+def make_cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
 
 
 def test_a_run_that_is_going_on_is_refused(run: Path) -> None:
