@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,3 +63,22 @@ def test_a_ratio_at_which_nobody_ever_learns_is_refused() -> None:
 @pytest.mark.parametrize("seed", [-1, 99999999999999999999999])
 def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
     assert refusal(impala, impala.Config(env="CartPole-v1"), seed=seed).startswith(f"--seed {seed} ")
+
+
+def test_memory_is_counted_by_copies_of_parameters_rows_and_items() -> None:
+    cfg = impala.Config(env="CartPole-v1", hidden=(10, 20), learners=2, actors=3, preset="none")
+    cfg = replace(cfg, envs_per_actor=8, unroll=5, queue=100)
+    env = describe_env(cfg)
+    needs = memory_needs(cfg, env, RunOptions())
+    row = env.observation_bytes
+    copies = 4 * 2 + 3  # of a learner four: values, gradients, two moments
+    assert needs["hidden"] == 4 * copies * (1 * 10 + 10 * 20)
+    assert needs["envs_per_actor"] == 3 * 8 * (2000 + row)
+    assert needs["unroll"] == 3 * 8 * 6 * row
+    assert needs["queue"] == 100 * 6 * row
+
+
+def test_the_capacity_that_is_suggested_takes_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 1_600_000}.__getitem__)
+    cfg = apex_dqn.Config(env="CartPole-v1", capacity=HUGE)
+    assert refusal(apex_dqn, cfg).endswith("this machine has 2 GB: give --capacity 50000000 or less.")

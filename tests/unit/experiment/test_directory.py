@@ -107,3 +107,34 @@ def test_the_config_records_versions_and_revision(tmp_path: Path) -> None:
     assert json.loads((made.path / directory.CONFIG).read_text()) == record
     assert {"python", "torch", "numpy", "gymnasium", "shoal"} <= set(record["versions"])
     assert "git" in record
+
+
+def test_a_run_that_goes_on_has_its_metrics_cut_back_to_its_checkpoint_and_no_further(tmp_path: Path) -> None:
+    made = create(tmp_path / "run")
+    made.write_row("progress", {"seconds": 1.0})
+    offset = made.offset()
+    made.write_row("progress", {"seconds": 2.0})
+    made.close()
+    again = RunDirectory.reopen(made.path, offset, print)
+    again.write_row("progress", {"seconds": 3.0})
+    again.close()
+    assert [row["seconds"] for row in directory.read_rows(made.path, "progress")] == [1.0, 3.0]
+    RunDirectory.reopen(made.path, 10_000, print).close()  # the disk has lost what the checkpoint knew of
+    assert (made.path / directory.METRICS).stat().st_size < 1000
+
+
+def test_a_summary_that_cannot_be_written_whole_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    made = create(tmp_path / "run", warnings)
+    made.write_summary({"env_steps": 1})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    made.write_summary({"env_steps": 2})
+    assert json.loads((made.path / directory.SUMMARY).read_text()) == {"env_steps": 1}
+    assert sorted(path.name for path in made.path.iterdir()) == ["metrics.jsonl", "summary.json"]
+    assert warnings == [f"{made.path}: summary.json could not be written (No space left on device)"]

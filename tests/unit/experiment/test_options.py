@@ -114,3 +114,8 @@ def test_the_start_is_not_counted_as_training_unless_it_never_ends() -> None:
     options = RunOptions(stop_seconds=10.0)
     assert stop_reason(options, progress(0, 0.0, elapsed=69.9), False, False) is None
     assert stop_reason(options, progress(0, 0.0, elapsed=70.0), False, False) == "seconds"
+
+
+def test_a_run_in_which_nothing_happened_has_failed_unless_it_was_interrupted() -> None:
+    assert replace(RESULT, env_steps=0).exit_code == 1
+    assert replace(RESULT, env_steps=0, stopped_by="interrupt").exit_code == 130

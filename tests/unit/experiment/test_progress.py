@@ -153,3 +153,57 @@ def test_a_rate_is_counted_from_one_report_to_another() -> None:
         counter.take(now, count)
     assert counter.rate() == pytest.approx(1000.0)
     assert Counter().rate() == 0.0
+
+
+def test_training_time_begins_with_the_first_step_that_was_reported() -> None:
+    progress = Progress()
+    progress.take(snapshot(0, train_seconds=0.0), 3.0, 0)
+    assert (progress.elapsed, progress.train_seconds) == (3.0, 0.0)
+    progress.take(snapshot(10, train_seconds=1.5), 5.0, 0)  # it was made at 3.5
+    assert progress.train_seconds == pytest.approx(1.5)
+    progress.pass_time(7.0)
+    assert (progress.train_seconds, progress.seconds) == (pytest.approx(3.5), 1.5)
+
+
+def test_on_a_virtual_clock_training_time_begins_with_the_look_before_the_first_step() -> None:
+    progress = Progress()
+    progress.take(snapshot(0, train_seconds=0.0), 3.0, 0, virtual=True)
+    progress.take(snapshot(10, train_seconds=400.0), 5.0, 0, virtual=True)
+    assert (progress.train_seconds, progress.seconds) == (pytest.approx(2.0), 400.0)
+
+
+def test_the_best_is_the_highest_of_all_evaluations() -> None:
+    progress = Progress()
+    for value in (-7.0, -3.0, -5.0):
+        progress.take(snapshot(1, evaluations=[{"eval_return": value, "reached": False}]), 1.0, 0)
+    assert (progress.best, progress.evaluations) == (-3.0, 3)
+    assert progress.evaluation == {"eval_return": -5.0, "reached": False}
+
+
+def test_recent_times_follow_slowly_and_totals_add_up() -> None:
+    progress = Progress()
+    for learning in (1.0, 0.0):
+        times = {"learning": learning, "waiting": 1.0 - learning}
+        nodes = {"learner": {"times": times, "counts": {}, "values": {}}}
+        progress.take(snapshot(1, nodes=nodes), 1.0, 0)
+    assert progress.times["learner"] == pytest.approx({"learning": 0.7, "waiting": 0.3})
+    assert progress.mean_times()["learner"] == pytest.approx({"learning": 0.5, "waiting": 0.5})
+
+
+def test_a_rate_that_nobody_confirms_fades() -> None:
+    progress = Progress()
+    progress.take(snapshot(0), 0.0, 0)
+    progress.take(snapshot(1000), 1.0, 0)
+    progress.pass_time(4.0)
+    assert (progress.rates["env_steps"], progress.quiet) == (1000.0, 3.0), "nodes report every half second"
+    progress.pass_time(10.0)
+    assert progress.rates["env_steps"] == pytest.approx(100.0)
+    progress.pass_time(12.0)
+    assert progress.rates["env_steps"] == 0.0
+
+
+def test_a_checkpoints_place_among_the_evaluations_is_gone_on_from() -> None:
+    progress = Progress()
+    progress.go_on({"evaluations": 5, "evaluation": {"eval_return": 2.0}, "best": 9.0})
+    progress.take(snapshot(1, evaluations=[{"eval_return": 4.0, "reached": False}]), 1.0, 0)
+    assert (progress.evaluations, progress.best) == (6, 9.0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from shoal import sync
 from shoal.program import NodeDied
-from shoal.services.metrics import KEPT, Metrics, Reporter, next_life
+from shoal.services.metrics import KEPT, PERIOD, VIRTUAL_PERIOD, Metrics, Reporter, next_life
 
 
 def test_evaluations_are_read_from_an_index_on() -> None:
@@ -190,3 +190,79 @@ def test_the_clock_is_that_of_the_runtime() -> None:
     finally:
         sync.set_scheduler(None)
     assert (found["train_seconds"], found["first_update"], found["evaluations"][0]["seconds"]) == (0.0, 5.0, 0.0)
+
+
+def test_time_that_was_waited_within_an_activity_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 14.0, 15.0])
+    monkeypatch.setattr("shoal.services.metrics.time.perf_counter", lambda: next(now))
+    metrics = Metrics()
+    reporter = Reporter(metrics)
+    reporter.lap("learning", waited=3.0)
+    reporter.lap("publishing")
+    reporter.flush()
+    (node,) = metrics.snapshot()["nodes"].values()
+    assert node["times"] == pytest.approx({"learning": 0.2, "waiting": 0.6, "publishing": 0.2})
+
+
+class Ticking(Stopped):
+    """A clock that the test turns."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Iterator[Ticking]:
+    made = Ticking()
+    sync.set_scheduler(made)
+    yield made
+    sync.set_scheduler(None)
+
+
+def test_the_first_step_and_the_first_update_are_the_first(clock: Ticking) -> None:
+    metrics = Metrics()
+    for clock.now, counts in ((2.0, {"env_steps": 1}), (3.0, {"learner_steps": 1}), (7.0, {"learner_steps": 1})):
+        metrics.report("node", counts, {}, {})
+        metrics.report("node", {"env_steps": 0}, {}, {})
+    found = metrics.snapshot()
+    assert (found["first_update"], found["train_seconds"]) == (3.0, 5.0)
+    assert found["silent"] == {"node": 0.0}
+
+
+def test_a_note_is_kept_once() -> None:
+    metrics = Metrics()
+    for text in ("one", "two", "one"):
+        metrics.note(text)
+    assert metrics.snapshot()["notes"] == ["one", "two"]
+
+
+def test_the_last_step_of_the_budget_is_the_last() -> None:
+    metrics = Metrics(max_steps=10)
+    assert [metrics.spend_steps(9), metrics.spend_steps(1)] == [True, False]
+
+
+def test_the_place_among_evaluations_counts_those_that_were_forgotten() -> None:
+    metrics = Metrics()
+    for version in range(2 * KEPT + 5):
+        metrics.evaluation({"version": version})
+    assert metrics.state_dict()["evaluations"] == 2 * KEPT + 5
+
+
+def test_a_report_is_due_at_once_and_then_after_its_period(clock: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter, due = Reporter(Metrics()), []
+    for clock.now in (0.0, 0.01, VIRTUAL_PERIOD, VIRTUAL_PERIOD + 0.01):
+        due.append(reporter.due())
+        if reporter.due():
+            reporter.flush()
+    assert due == [True, False, True, False]
+    sync.set_scheduler(None)
+    now = [100.0]
+    monkeypatch.setattr("shoal.services.metrics.monotonic", lambda: now[0])
+    reporter = Reporter(Metrics())
+    reporter.flush()
+    now[0] += PERIOD - 0.01
+    assert not reporter.due()
+    now[0] += 0.02
+    assert reporter.due()

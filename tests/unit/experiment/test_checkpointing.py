@@ -1,0 +1,230 @@
+"""When checkpoints are asked for, what is written of the answers, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from shoal.checkpoints import CheckpointFailed, Checkpoints
+from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts
+from shoal.experiment.options import RunOptions
+from shoal.program import NodeDied, Program
+from shoal.versions import make_version
+
+
+class Answer:
+    """An answer that comes, or does not, or is an error."""
+
+    def __init__(self, value: Any = None, *, done: bool = True, error: Exception | None = None) -> None:
+        self.value, self._done, self._error = value, done, error
+
+    def done(self) -> bool:
+        return self._done
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self.value
+
+
+class Learner:
+    def checkpoint(self) -> Any: ...
+
+
+class Plain: ...
+
+
+class Run:
+    """A run whose nodes answer what the test says; it remembers what they were asked for."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {
+            "learner": Answer({"updates": 7, "learner": {}}),
+            "metrics": Answer({"counts": {"learner_steps": 5.0, "env_steps": 40.0}, "evaluations": 0}),
+            "weights": Answer((make_version(0, 7), {"w": np.ones(2)})),
+            "actor/0": Answer({"environments": {}}),
+            "evaluator": Answer((3.5, make_version(2, 6), {"w": np.zeros(2)})),
+        }
+        self.asked: list[str] = []
+
+    def client(self, handle: Any) -> Any:
+        run = self
+
+        class Methods:
+            def __getattr__(self, method: str) -> Any:
+                def call(*arguments: Any, **named: Any) -> Any:
+                    answer = run.answers[handle.name]
+                    if isinstance(answer, NodeDied):
+                        raise answer
+                    run.asked.append(f"{handle.name}.{method}")
+                    return answer
+
+                return call
+
+        found = Plain()
+        found.future = Methods()  # type: ignore[attr-defined]
+        return found
+
+    def rounds(self) -> int:
+        """How many checkpoints have been asked for."""
+        return self.asked.count("learner.checkpoint")
+
+
+def make(tmp_path: Path, **options: Any) -> tuple[Checkpointer, Run, list[str]]:
+    program = Program()
+    for name, kind in (("metrics", Plain), ("weights", Plain), ("learner", Learner), ("learner/1", Learner)):
+        program.add(name, kind)
+    program.add("actor/0", Learner)
+    program.add("evaluator", Plain)
+    run, notes = Run(), list[str]()
+    store = Checkpoints(tmp_path / "checkpoints", 3)
+    return Checkpointer(store, cast(Any, run), program, RunOptions(**options), notes.append), run, notes
+
+
+def describe() -> dict[str, Any]:
+    return {"evaluations": 4, "env_steps": 40}
+
+
+def tick(saver: Checkpointer, now: float, updates: int = 0, best: float | None = None) -> None:
+    saver.tick(now, updates, best, describe)
+    if saver._writing is not None:
+        saver._writing.join()
+
+
+def test_checkpoints_are_asked_for_every_so_many_seconds(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=10.0)
+    asked = []
+    for now in (0.0, 9.9, 10.0, 10.1, 19.9, 20.0, 20.1, 35.0, 35.1, 44.9, 45.0):
+        tick(saver, now)
+        asked.append(run.rounds())
+    assert asked == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 4]
+    assert saver.saved == 3, "the last one has been asked for only"
+    assert set(run.asked) == {"learner.checkpoint", "actor/0.checkpoint", "metrics.state_dict", "weights.newer"}
+
+
+def test_checkpoints_are_asked_for_every_so_many_updates_in_place_of_seconds(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=1.0, checkpoint_updates=100)
+    asked = []
+    for updates in (0, 99, 130, 130, 199, 229, 230, 230):
+        tick(saver, 50.0, updates)
+        asked.append(run.rounds())
+    assert asked == [0, 0, 1, 1, 1, 1, 2, 2], "100 after the last one, which was at 130"
+
+
+def test_with_0_seconds_there_is_one_at_the_end_only(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=0.0)
+    for now in (0.0, 1.0, 1e6):
+        tick(saver, now)
+    assert run.rounds() == 0
+    saver.finish(lambda calls: {name: call.result() for name, call in calls.items()}, None, describe)
+    assert (run.rounds(), saver.saved) == (1, 1)
+
+
+def test_what_came_to_nothing_is_tried_again_soon(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=60.0)
+    run.answers["learner"] = Answer(error=NodeDied("gone"))
+    tick(saver, 60.0)
+    tick(saver, 60.1)
+    tick(saver, 60.1 + AGAIN - 0.01)
+    assert (run.rounds(), saver.saved) == (1, 0)
+    run.answers["learner"] = Answer({"updates": 7, "learner": {}})
+    tick(saver, 60.1 + AGAIN)
+    tick(saver, 60.2 + AGAIN)
+    assert (run.rounds(), saver.saved) == (2, 1)
+
+
+def test_who_does_not_answer_in_time_is_left_out(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path)
+    run.answers["actor/0"] = Answer(done=False)
+    tick(saver, 60.0)
+    for _ in range(LOOKS - 1):
+        tick(saver, 60.0)
+    assert saver.saved == 0
+    tick(saver, 60.0)
+    found, _ = saver._store.newest()
+    assert found is not None
+    assert sorted(found.parts) == ["learner", "metrics", "weights"]
+    assert SAVING_LOOKS > LOOKS
+
+
+def test_a_node_that_is_gone_is_not_asked(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path)
+    run.answers["actor/0"] = NodeDied("gone")
+    tick(saver, 60.0)
+    tick(saver, 60.0)
+    assert saver.saved == 1
+
+
+def test_the_best_is_asked_for_when_there_is_a_better_one_and_saved_with_its_return_and_updates(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=10.0)
+    for now, best in ((10.0, 2.0), (20.0, 3.5), (30.0, 3.5), (40.0, 4.0)):
+        run.answers["evaluator"] = Answer((best, make_version(2, int(now)), {"w": np.full(2, best)}))
+        tick(saver, now, best=best)
+        tick(saver, now, best=best)
+    assert run.asked.count("evaluator.best") == 3, "nothing better came at 30"
+    found, _ = saver._store.best()
+    assert found is not None
+    assert (found.meta["eval_return"], found.meta["updates"]) == (4.0, 40)
+    assert found.part("weights")["w"].tolist() == [4.0, 4.0]
+    again, run, _ = make(tmp_path, checkpoint_every=10.0)
+    tick(again, 10.0, best=3.9)
+    tick(again, 10.0, best=3.9)
+    assert run.asked.count("evaluator.best") == 0, "that of an earlier life is better"
+
+
+def test_a_best_that_became_worse_meanwhile_is_not_saved(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=10.0)
+    tick(saver, 10.0, best=3.5)
+    tick(saver, 10.0, best=3.5)
+    run.answers["evaluator"] = Answer((3.4, make_version(0, 9), {"w": np.ones(2)}))  # a restarted one knows no better
+    tick(saver, 20.0, best=3.6)
+    tick(saver, 20.0, best=3.6)
+    found, _ = saver._store.best()
+    assert found is not None
+    assert found.meta["eval_return"] == 3.5
+
+
+def test_a_failure_is_told_once_until_another_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, _, notes = make(tmp_path, checkpoint_every=10.0)
+    reasons = iter(["no space", "no space", "read only", "no space"])
+
+    def fail(self: Checkpoints, parts: Any, meta: Any) -> None:
+        raise CheckpointFailed(f"the checkpoint {len(notes)} could not be written: {next(reasons)}")
+
+    monkeypatch.setattr(Checkpoints, "save", fail)
+    for now in (10.0, 20.0, 30.0, 40.0):
+        tick(saver, now)
+        tick(saver, now)
+        tick(saver, now + 1)
+    assert [note.partition(": ")[2] for note in notes] == [
+        f"{reason}; those before are as they were" for reason in ("no space", "read only", "no space")
+    ]
+
+
+def test_the_counts_of_a_checkpoint_agree_with_its_learner(tmp_path: Path) -> None:
+    saver, _, _ = make(tmp_path)
+    tick(saver, 60.0)
+    tick(saver, 60.0)
+    found, _ = saver._store.newest()
+    assert found is not None
+    assert found.meta == {"evaluations": 4, "env_steps": 40, "updates": 7}
+    metrics = found.part("metrics")
+    assert (metrics["counts"], metrics["evaluations"]) == ({"learner_steps": 7.0, "env_steps": 40.0}, 4)
+
+
+def test_of_several_gradient_servers_the_furthest_counts() -> None:
+    states = {
+        "gradients/0": {"version": 5, "counts": {"gradients": 9, "stale": 0}},
+        "gradients/1": {"version": 6, "counts": {"gradients": 8, "stale": 2}},
+        "metrics": {"counts": {"learner_steps": 1.0}, "evaluations": 0},
+        "weights": (1, {"w": np.ones(1)}),
+        "actor/0": None,
+    }
+    parts, meta = as_parts(states, {"evaluations": 2})
+    assert meta["updates"] == 6
+    assert parts["learner"] == {"counted": {"gradients": 9, "stale": 2, "version": 6}}
+    assert parts["metrics"]["counts"]["learner_steps"] == 6.0
+    assert sorted(parts) == ["gradients-0", "gradients-1", "learner", "metrics", "weights"]

@@ -1,0 +1,218 @@
+"""Actors, workers and their publisher: where blocks go, which weights act, what is counted, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from scripted import RememberingPolicy, ScriptedEnvs
+from torch import nn
+
+from shoal.loops.actor import ActorLoop
+from shoal.loops.learner import NonFinite
+from shoal.loops.worker import Publisher
+from shoal.replay import MinSize, Replay, Table, Uniform, rollout
+from shoal.services.metrics import Metrics
+from shoal.services.weights import WeightStore
+from shoal.versions import NONE, make_version, number
+
+
+class Saving(ScriptedEnvs):
+    """Environments that can be saved in the middle of an episode."""
+
+    def open_episodes(self) -> int:
+        return self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def published(value: float = 1.0) -> WeightStore:
+    store = WeightStore()
+    store.publish({"w": np.array([value])}, make_version(0, 1))
+    return store
+
+
+def make_replay() -> Replay:
+    return Replay([Table("rollouts", 100, sampler=Uniform(), limiter=MinSize(1))])
+
+
+def make_actor(replays: list[Replay], store: WeightStore, rows: int = 2, **options: Any) -> ActorLoop:
+    return ActorLoop(
+        lambda seed: cast(Any, Saving([[[1.0] * 100]] * 2)),
+        lambda seed: cast(Any, RememberingPolicy()),
+        {"rollouts": rollout(rows)},
+        rows,
+        replays,
+        store,
+        Metrics(),
+        **options,
+    )
+
+
+def sizes(replays: list[Replay]) -> list[int]:
+    return [replay.info()["rollouts"]["inserts"] for replay in replays]
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, [2, 0, 0]), (1, [0, 2, 0]), (2, [0, 0, 2]), (4, [0, 2, 0])])
+def test_an_actor_writes_to_the_shard_of_its_own_place_among_the_actors(index: int, expected: list[int]) -> None:
+    replays = [make_replay() for _ in range(3)]
+    actor = make_actor(replays, published(), first_environment=2 * index)
+    assert actor.step()
+    assert sizes(replays) == expected
+    for replay in replays:
+        replay.close()
+
+
+def test_what_follows_a_restored_state_is_a_stream_of_its_own_with_a_row_more() -> None:
+    replay, store = make_replay(), published()
+    first = make_actor([replay], store)
+    first.step()  # 3 rows: the block's and one that bootstraps
+    assert first._runner.envs.steps == 3  # type: ignore[attr-defined]
+    first.step()  # 2 more: the one before is there already
+    assert first._runner.envs.steps == 5  # type: ignore[attr-defined]
+    second = make_actor([replay], store)
+    second.load_state_dict(first.state_dict())
+    assert second._runner.envs.steps == 5  # type: ignore[attr-defined]
+    second.step()
+    assert second._runner.envs.steps == 8  # type: ignore[attr-defined]
+    assert replay.info()["rollouts"]["inserts"] == 2 * 3
+    replay.close()
+
+
+class Patient:
+    """A weight service that remembers who waited, and who only asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.future = self
+
+    def wait(self, than: int, timeout: float | None = None) -> Any:
+        self.asked.append(f"wait {than if than == NONE else number(than)}")
+        return make_version(0, len(self.asked)), {"w": np.array([float(len(self.asked))])}
+
+    def newer(self, than: int) -> Any:
+        raise AssertionError("a synchronous actor waits")
+
+
+def test_a_synchronous_actor_waits_for_newer_weights_after_every_block() -> None:
+    replay, weights = make_replay(), Patient()
+    actor = make_actor([replay], cast(Any, weights), synchronous=True)
+    actor.step()
+    actor.step()
+    assert weights.asked == ["wait -1", "wait 1", "wait 2"]
+    assert actor._recorder.policy.loaded == [1.0, 2.0, 3.0]  # type: ignore[attr-defined]
+    replay.close()
+
+
+def test_a_loop_that_ends_has_reported_before_it_says_so() -> None:
+    replay = make_replay()
+    actor = make_actor([replay], published())
+    actor.step()
+    actor._runner.step(np.zeros(2))  # a row that no report has told of
+    before = actor._runner._metrics.snapshot()["counts"]["env_steps"]
+    actor.finish()
+    assert actor.step() is False
+    assert (before, actor._runner._metrics.snapshot()["counts"]["env_steps"]) == (6, 8)
+    replay.close()
+
+
+# ---- the publisher of a gradient service
+
+
+class Service:
+    """A gradient server whose counts and version are what the test says."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.parameters = np.zeros(3, np.float32)
+        self.counts: dict[str, int] = {}
+        self.future = self
+
+    def last_sequence(self, worker: str) -> Any:
+        return Answer(NONE)
+
+    def initialise(self, parameters: Any) -> bool:
+        return True
+
+    def pull(self, than: int = NONE, timeout: float | None = None) -> Any:
+        newer = self.version > than
+        found = cast(Any, type("Found", (), {"parameters": self.parameters, "version": self.version}))
+        return Answer(found if newer else None)
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.counts, "version": self.version}
+
+
+class Answer:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self.value
+
+
+def make_publisher(services: list[Service], **options: Any) -> tuple[Publisher, Metrics, WeightStore]:
+    metrics, store = Metrics(), WeightStore()
+    publisher = Publisher(lambda seed: nn.Linear(2, len(services)), cast(Any, services), store, metrics, **options)
+    return publisher, metrics, store
+
+
+def test_a_publisher_counts_what_is_new_and_the_highest_of_several_parts() -> None:
+    services = [Service(), Service()]
+    services[0].parameters = np.zeros(4, np.float32)
+    services[1].parameters = np.zeros(2, np.float32)
+    publisher, metrics, store = make_publisher(services)
+    services[0].version, services[1].version = 6, 5
+    services[0].counts = {"gradients": 8, "staleness": 12, "stale": 1, "repeated": 4, "not_finite": 2}
+    services[1].counts = {"gradients": 8, "staleness": 16, "stale": 3, "repeated": 4, "short_rounds": 7}
+    publisher.report()
+    counts = {"learner_steps": 6, "gradients": 8, "stale_gradients": 3, "repeated_gradients": 4}
+    counts |= {"refused_updates": 2, "short_rounds": 7}
+    assert metrics.snapshot()["counts"] == counts
+    assert metrics.snapshot()["values"] == {"staleness": 2.0, "version": 6.0}
+    assert number(store.version()) == 6
+    services[0].version = 9
+    services[0].counts |= {"gradients": 10, "staleness": 19}
+    publisher.report()
+    assert metrics.snapshot()["counts"] == counts | {"learner_steps": 9, "gradients": 10}
+    assert metrics.snapshot()["values"]["staleness"] == 1.5, "of the two that are new"
+
+
+def test_a_publisher_goes_on_counting_where_it_was() -> None:
+    service = Service()
+    publisher, _, _ = make_publisher([service])
+    service.version, service.counts = 4, {"gradients": 5, "staleness": 0}
+    publisher.report()
+    state = publisher.state_dict()
+    assert state == {"counted": {"version": 4, "gradients": 5, "staleness": 0}}
+    again, metrics, _ = make_publisher([service])
+    again.load_state_dict(state)
+    service.version, service.counts = 6, {"gradients": 8, "staleness": 0}
+    again.report()
+    counted = metrics.snapshot()["counts"]
+    assert (counted["learner_steps"], counted["gradients"]) == (2, 3)
+
+
+def test_a_publisher_ends_at_its_updates_and_gives_up_after_gradients_that_are_not_finite() -> None:
+    service = Service()
+    publisher, _, _ = make_publisher([service], max_updates=3)
+    service.version = 2
+    assert publisher.step() is True
+    service.version = 3
+    assert publisher.step() is True
+    assert publisher.step() is False
+    publisher, _, _ = make_publisher([service])
+    service.counts = {"not_finite_in_a_row": 9}
+    publisher.report()
+    service.counts = {"not_finite_in_a_row": 10}
+    with pytest.raises(NonFinite, match="not finite 10 times in a row"):
+        publisher.report()
