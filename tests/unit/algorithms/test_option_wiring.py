@@ -17,6 +17,7 @@ from shoal.algorithms import a3c, apex_dpg, apex_dqn, appo, d4pg, impala, ppo, r
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import registry
+from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.wiring import TRIM_EVERY, Settings
 from shoal.program import Handle, Node
 from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
@@ -345,3 +346,20 @@ def test_policies_act_on_the_device_they_are_told(page: Any) -> None:
     policy = page.make_policy(page.Config(acting_device="meta"), spec, 1)
     assert policy.device.type == "meta"
     assert page.make_policy(page.Config(), spec, 1).device.type == "cpu"
+
+
+@pytest.mark.parametrize(("learners", "shares"), [(1, [48]), (3, [16, 16, 16]), (5, [9, 10, 9, 10, 10])])
+def test_learners_share_a_batch_without_losing_an_item(learners: int, shares: list[int]) -> None:
+    nodes, _ = nodes_of(apex_dqn, apex_dqn.Config(**EXPERIENCE, learners=learners))
+    found = [node.args[2] for name, node in nodes.items() if name.partition("/")[0] == "learner"]
+    assert found == shares
+    assert sum(found) == EXPERIENCE["batch"]
+
+
+def test_more_evaluation_episodes_than_environments_are_played_in_rounds() -> None:
+    cfg = impala.Config()
+    for episodes, environments in ((5, 5), (1000, AT_ONCE)):
+        settings = dataclasses.replace(SETTINGS, eval_episodes=episodes)
+        evaluator = impala.program(cfg, envs.describe(cfg.env), settings).nodes["evaluator"]
+        assert made_of(evaluator.args[0])[1][1] == environments
+        assert evaluator.kwargs["episodes"] == episodes

@@ -17,7 +17,9 @@ from shoal.replay import (
     BadCheckpoint,
     Lifo,
     MinHeap,
+    MinSize,
     Prioritized,
+    Queue,
     Quota,
     Replay,
     SamplesPerInsert,
@@ -122,6 +124,40 @@ def test_every_selector_is_restored(tmp_path: Path, sampler, remover) -> None:
     assert numbers(pair[0]) == numbers(pair[1])
     for replay in pair:
         audit(replay)
+
+
+LIMITERS = [MinSize(5), SamplesPerInsert(1.0, 5, 100.0), Queue(60), Quota(40)]
+
+
+@pytest.mark.parametrize("sampler", SELECTORS, ids=str)
+@pytest.mark.parametrize("limiter", LIMITERS, ids=str)
+def test_a_hundred_samples_are_those_that_an_uninterrupted_service_would_have_given(
+    tmp_path: Path, sampler, limiter
+) -> None:
+    """Between them items are inserted and priorities change; a queue's items are used up, a quota takes no more."""
+    times = 1 if isinstance(limiter, Queue) else 30
+    table = Table("table", 100, sampler=sampler, limiter=limiter, max_times_sampled=times)
+    going, loaded = Replay([table], seed=3), Replay([table], seed=8)
+
+    def go_on(replay: Replay, first: int, samples: int) -> list[np.ndarray]:
+        seen: list[np.ndarray] = []
+        generator = np.random.default_rng(first)
+        writer = Writer(replay, {"table": Single()}, name=f"writer {first}", priority_columns=["reward"])
+        for number in range(first, first + samples):
+            if number % 4 == 0:
+                rows = 12 if number else 40
+                block = {"reward": np.arange(float(rows))[:, None] + 40 * number, "version": np.zeros((rows, 1), int)}
+                writer.append(block, lambda data: generator.random(data["reward"].size), timeout=0.5)
+            sample = replay.sample("table", 3, timeout=0.5)
+            seen += [sample.keys, sample.probabilities, sample.times_sampled, sample.data["reward"]]
+            replay.update_priorities("table", sample.keys, generator.random(len(sample)))
+        return seen
+
+    go_on(going, 0, 20)
+    going.save(tmp_path)
+    loaded.load(tmp_path)
+    same(go_on(loaded, 20, 100), go_on(going, 20, 100))
+    assert numbers(loaded) == numbers(going)
 
 
 def test_a_second_save_writes_only_what_is_new(tmp_path: Path) -> None:

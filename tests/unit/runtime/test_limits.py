@@ -53,3 +53,8 @@ def test_what_does_not_fit_is_refused_with_what_is_missing(machine: Limits, word
 def test_a_hundred_thousand_nodes_are_refused_before_one_is_started() -> None:
     with pytest.raises(UserError, match="100,001 nodes need"):
         launch(program(100_000), "local")
+
+
+def test_the_number_of_nodes_that_would_fit_is_a_share_of_those_asked_for() -> None:
+    with pytest.raises(UserError, match=r"about 50 nodes would fit"):
+        check(program(100), Limits(tasks=402 / limits.SHARE / 2, files=1e6, memory=1e12))

@@ -319,3 +319,40 @@ def test_while_everything_stands_still_nobody_hangs() -> None:
     run.now = 603.9
     run.loop.wait(30.0)
     assert not run.hangs
+
+
+def test_a_hang_is_told_again_when_the_node_had_come_back_in_between() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    for second in range(30):
+        busy = {10: 5.0, 11: 6.0, 12: 0.0, 20: 5.0, 21: 6.0}.get(second, 0.0)
+        run.at(float(second), Beat("service", None, busy), Beat("actor/0", second), Beat("actor/1", second))
+    run.loop.wait(29.5)
+    assert [(hang.node, hang.seconds) for hang in run.hangs] == [("service", 5.0), ("service", 5.0)]
+    assert run.kills == []
+
+
+def test_a_node_is_silent_only_after_several_beats_that_did_not_come() -> None:
+    run = Pretended(hang_seconds=0.5)  # less than the time between two beats
+    run.loop.start_all()
+    for second in range(10):
+        run.at(float(second), Beat("service"), Beat("actor/0", second))
+        if second < 5:
+            run.at(float(second), Beat("actor/1", second))
+    run.loop.wait(6.9)
+    assert run.hangs == []
+    run.loop.wait(0.2)
+    assert [(hang.node, hang.reason) for hang in run.hangs] == [
+        ("actor/1", "has given no sign of life for 3 s"),
+    ]
+
+
+def test_a_node_that_is_started_again_has_not_finished() -> None:
+    run = Pretended()
+    run.loop.start_all()
+    run.at(1.0, Finished("actor/0"))
+    run.at(2.0, killed("actor/0", progress=3))
+    run.loop.wait(1.5)
+    assert run.loop.finished == {"actor/0"}
+    run.loop.wait(2.0)
+    assert run.loop.finished == set()

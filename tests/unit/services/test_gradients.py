@@ -526,3 +526,30 @@ def test_buffers_of_several_workers_are_averaged_and_counts_are_the_highest() ->
         found = service.mean_buffers()
         assert found["mean"].dtype == np.float32
         assert (found["mean"].tolist(), int(found["count"])) == ([2.0, 4.0], 5)
+
+
+def test_a_client_that_goes_on_never_uses_a_number_again() -> None:
+    server = GradientServer(rate=0.1)
+    server.initialise(np.zeros(2, np.float32))
+    client = GradientClient([server], np.zeros(2, np.float32), worker="a")
+    for _ in range(3):
+        client.push(np.ones(2, np.float32))
+    for sequence, expected in ((2, 3), (9, 9)):
+        client.load_state_dict({"versions": [3], "sequence": sequence})
+        assert client.state_dict() == {"versions": [3], "sequence": expected}
+
+
+def test_a_pull_asks_for_as_many_steps_more_as_it_is_told() -> None:
+    server = GradientServer(rate=1.0, optimizer="sgd")
+    server.initialise(np.zeros(1, np.float32))
+    reader, writer = (GradientClient([server], np.zeros(1, np.float32), worker=name) for name in "ab")
+    reader.pull()
+    writer.pull()
+    assert reader.pull(3, timeout=0.0) is False
+    for _ in range(2):
+        writer.push(np.ones(1, np.float32))
+    assert reader.pull(3, timeout=0.0) is False
+    assert reader.version == 0
+    writer.push(np.ones(1, np.float32))
+    assert reader.pull(3, timeout=0.0) is True
+    assert (reader.version, reader.parameters.tolist()) == (3, [-3.0])

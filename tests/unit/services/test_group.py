@@ -53,6 +53,10 @@ def test_every_meeting_is_a_generation_above_the_one_before(call: Call) -> None:
     assert [a for a, _ in generations] == sorted({a for a, _ in generations})
 
 
+def test_the_generation_is_the_highest_life_among_the_members(call: Call) -> None:
+    assert meet(call, Group(2), [2, 5]) == [5, 5]
+
+
 def test_a_restarted_group_service_does_not_bring_an_old_generation_back(call: Call) -> None:
     assert meet(call, Group(2), [3, 2])[0] > meet(call, Group(2), [2, 1])[0]
 

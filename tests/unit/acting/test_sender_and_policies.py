@@ -1,0 +1,81 @@
+"""Names of writers' lives, inserts of which one is always under way, and policies that act in evaluation mode."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.acting.network_policy import ExploringPolicy, NetworkPolicy
+from shoal.acting.sender import PipelinedInserts, Sender
+from shoal.program import NodeDied
+from shoal.replay import Inserted, rollout
+
+
+class Answer:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def result(self) -> Any:
+        return self.value
+
+
+class Service:
+    """A replay that numbers its answers, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.future = self
+        self.inserted: list[Any] = []
+        self.fails = False
+
+    def insert(self, block: Any, timeout: float | None = None) -> Answer:
+        if self.fails:
+            raise NodeDied("gone")
+        self.inserted.append(block)
+        return Answer(Inserted({}, {"table": len(self.inserted)}))
+
+    def forget_writer(self, *_: Any) -> None: ...
+
+
+def test_the_answer_to_an_insert_is_the_one_before_it_and_none_is_given_twice() -> None:
+    service = Service()
+    replay = PipelinedInserts(cast(Any, service))
+    answers = [replay.insert(cast(Any, block)) for block in "abc"]
+    assert [answer.refused for answer in answers] == [{}, {"table": 1}, {"table": 2}]
+    service.fails = True
+    with pytest.raises(NodeDied):
+        replay.insert(cast(Any, "d"))
+    service.fails = False
+    assert replay.insert(cast(Any, "e")).refused == {}, "nothing is under way"
+    assert service.inserted == list("abce")
+
+
+class Acts:
+    def act(self) -> None: ...
+
+
+def test_two_writers_of_one_name_have_lives_of_their_own() -> None:
+    """Those of a resumed run count their restarts from 0 again."""
+    senders = [Sender(cast(Any, Acts()), [cast(Any, Service())], {"table": rollout(2)}, "actor/0") for _ in range(2)]
+    assert senders[0]._writer._life != senders[1]._writer._life
+
+
+def test_a_policy_acts_in_evaluation_mode() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    assert network.training
+    policy = NetworkPolicy(network, 0)
+    assert not policy.network.training
+    assert torch.equal(network(torch.ones(1, 2)), network(torch.ones(1, 2)))
+
+
+def test_every_row_explores_as_its_environment_does() -> None:
+    policy = ExploringPolicy(nn.Linear(1, 1), 0, "cpu", np.array([0.1, 0.2, 0.3, 0.4]))
+    policy.set_environments(np.array([3, 1]))
+    assert policy.exploration is not None
+    assert policy.exploration.tolist() == [0.4, 0.2]
+    greedy = ExploringPolicy(nn.Linear(1, 1), 0, "cpu", None)
+    greedy.set_environments(np.array([3]))
+    assert greedy.exploration is None

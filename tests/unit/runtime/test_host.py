@@ -1,0 +1,146 @@
+"""What surrounds a node's object: signs of life in exact seconds, progress, what is told of its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal import sync
+from shoal.errors import UserError
+from shoal.program import NodeDied
+from shoal.runtime import host
+from shoal.runtime.host import Heart
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("shoal.runtime.host.time.monotonic", lambda: self.now)
+
+
+class Scripted:
+    """A node that calls something in each step, and ends when there is nothing left to call."""
+
+    def __init__(self, *calls: Any) -> None:
+        self._calls = list(calls)
+
+    def step(self) -> bool:
+        if not self._calls:
+            return False
+        self._calls.pop(0)()
+        return True
+
+
+def test_time_in_one_step_is_counted_and_begins_anew_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    heart, seen = Heart(), []
+
+    def beat(seconds: float = 1.0) -> None:
+        clock.now += seconds
+        seen.append(heart.beat(1.0)[1])
+
+    def long() -> None:
+        for _ in range(3):
+            beat()
+
+    assert heart.drive(Scripted(long, beat, long), lambda: False) is True
+    beat()
+    assert seen == [1.0, 2.0, 3.0, 0.0, 0.0, 1.0, 2.0, 0.0]
+    assert heart.progress == 3
+
+
+def test_time_in_which_the_process_stood_still_or_waited_or_got_something_done_is_none_of_hanging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    heart, seen = Heart(), []
+
+    def step() -> None:
+        clock.now += 1.0
+        seen.append(heart.beat(1.0)[1])
+        clock.now += 500.0  # a closed lid: no beat came in between
+        seen.append(heart.beat(1.0)[1])
+        with sync.waiting():
+            clock.now += 1.0
+            seen.append(heart.beat(1.0)[1])
+        clock.now += 1.0
+        seen.append(heart.beat(1.0)[1])  # the wait has ended since: a sign
+        clock.now += 1.0
+        seen.append(heart.beat(1.0)[1])
+        sync.sign_of_life()
+        clock.now += 1.0
+        seen.append(heart.beat(1.0)[1])
+
+    heart.drive(Scripted(step), lambda: False)
+    assert seen == [1.0, 3.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_progress_is_what_a_node_says_of_itself_or_its_steps() -> None:
+    heart = Heart()
+    assert heart.progress == 0, "before there is an object"
+    heart.drive(Scripted(lambda: None, lambda: None), lambda: False)
+    assert heart.progress == 2
+    learner = Scripted(lambda: None)
+    learner.progress = 41  # type: ignore[attr-defined]
+    heart.drive(learner, lambda: False)
+    assert heart.progress == 41
+    assert heart.drive(object(), lambda: False) is False
+    assert heart.progress is None
+
+
+def test_a_node_stops_between_two_steps_and_errors_while_stopping_are_the_stops_own() -> None:
+    stopping = [False]
+
+    def stop() -> None:
+        stopping[0] = True
+        raise NodeDied("hung up")
+
+    assert Heart().drive(Scripted(stop, lambda: None), lambda: stopping[0]) is False
+    with pytest.raises(NodeDied):
+        Heart().drive(Scripted(stop), lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "secondary", "user_error"),
+    [
+        (ValueError("no width."), "raised ValueError: no width", False, None),
+        (NodeDied("node 'replay' is gone"), "raised shoal.program.NodeDied: node 'replay' is gone", True, None),
+        (UserError("Give more."), "raised shoal.errors.UserError: Give more", False, "Give more."),
+    ],
+)
+def test_what_is_told_of_an_error(error: Exception, reason: str, secondary: bool, user_error: str | None) -> None:
+    told = host.failure("actor/0", error, 7)
+    assert (told.node, told.reason, told.secondary, told.user_error, told.progress) == (
+        "actor/0",
+        reason,
+        secondary,
+        user_error,
+        7,
+    )
+
+
+def test_a_number_of_threads_that_the_user_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    found = host.single_threaded_environment()
+    assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("4", "1")
+
+
+class Closing:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.closed = error, 0
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_what_fails_while_closing_is_told_unless_the_node_has_failed_already() -> None:
+    node = Closing(OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        host.close(node)
+    host.close_quietly(node)
+    host.close(object())
+    assert node.closed == 2
