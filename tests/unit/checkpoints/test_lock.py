@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -75,3 +76,9 @@ def test_one_process_cannot_take_it_twice_nor_lose_it_by_trying(tmp_path: Path) 
 def test_a_directory_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         RunLock(tmp_path / "none").acquire()
+
+
+def test_nothing_is_left_of_a_longer_signature_before(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_text("x" * 500)
+    with RunLock(tmp_path):
+        assert set(json.loads((tmp_path / "run.lock").read_text())) == {"pid", "host", "since"}

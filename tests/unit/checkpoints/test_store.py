@@ -245,3 +245,13 @@ def test_killed_at_any_moment_there_is_a_whole_checkpoint_and_none_that_was_told
         assert all((newest.part(name)["rows"] == newest.meta["number"]).all() for name in newest.parts)
         assert not [name for name in names(tmp_path) if name.startswith(".")]
     assert left, "no kill fell into a save: this test would not have noticed"
+
+
+def test_the_order_is_that_of_numbers_also_when_they_grow_longer(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1)
+    os.rename(tmp_path / "000001", tmp_path / "999999")
+    checkpoints.save(state(2), {"updates": 2})
+    found, _ = checkpoints.newest()
+    assert found is not None
+    assert found.path.name == "1000000"
+    assert checkpoints.names() == ("1000001", ["999999", "1000000"])

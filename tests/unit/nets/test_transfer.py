@@ -93,3 +93,16 @@ def test_patterns_are_those_of_a_shell_and_must_match_something_but_not_all() ->
         freeze(network(), "torse")
     with pytest.raises(UserError, match="leaves nothing to train"):
         freeze(network(), "*")
+
+
+def test_whole_numbers_are_no_weights() -> None:
+    weights = weights_of(network())
+    weights["torso.bias"] = weights["torso.bias"].astype(np.int64)
+    with pytest.raises(UserError, match=r"torso\.bias: old \[4\] of int64, new \[4\]"):
+        transfer(network(), weights)
+
+
+def test_a_name_stands_for_its_own_parts_and_not_for_its_neighbours() -> None:
+    module = network()
+    module.torso_norm = nn.LayerNorm(3)
+    assert freeze(module, "torso") == ["torso.bias", "torso.weight"]
