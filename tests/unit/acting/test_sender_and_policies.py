@@ -12,7 +12,7 @@ from torch import nn
 from shoal.acting.network_policy import ExploringPolicy, NetworkPolicy
 from shoal.acting.sender import PipelinedInserts, Sender
 from shoal.program import NodeDied
-from shoal.replay import Inserted, rollout
+from shoal.replay import Block, Inserted, rollout
 
 
 class Answer:
@@ -40,17 +40,21 @@ class Service:
     def forget_writer(self, *_: Any) -> None: ...
 
 
+def block(name: str) -> Block:
+    return Block(name, "life", 0, 0, 0, {"reward": np.zeros((2, 3))}, {})
+
+
 def test_the_answer_to_an_insert_is_the_one_before_it_and_none_is_given_twice() -> None:
     service = Service()
     replay = PipelinedInserts(cast(Any, service))
-    answers = [replay.insert(cast(Any, block)) for block in "abc"]
+    answers = [replay.insert(block(name)) for name in "abc"]
     assert [answer.refused for answer in answers] == [{}, {"table": 1}, {"table": 2}]
     service.fails = True
     with pytest.raises(NodeDied):
-        replay.insert(cast(Any, "d"))
+        replay.insert(block("d"))
     service.fails = False
-    assert replay.insert(cast(Any, "e")).refused == {}, "nothing is under way"
-    assert service.inserted == list("abce")
+    assert replay.insert(block("e")).refused == {}, "nothing is under way"
+    assert [each.writer for each in service.inserted] == list("abce")
 
 
 class Acts:

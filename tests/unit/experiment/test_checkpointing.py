@@ -12,6 +12,8 @@ from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts
 from shoal.experiment.options import RunOptions
 from shoal.program import NodeDied, Program
+from shoal.services.gradients import STATES
+from shoal.services.metrics import LASTING
 from shoal.versions import make_version
 
 
@@ -225,6 +227,5 @@ def test_of_several_gradient_servers_the_furthest_counts() -> None:
     }
     parts, meta = as_parts(states, {"evaluations": 2})
     assert meta["updates"] == 6
-    assert parts["learner"] == {"counted": {"gradients": 9, "stale": 2, "version": 6}}
-    assert parts["metrics"]["counts"]["learner_steps"] == 6.0
-    assert sorted(parts) == ["gradients-0", "gradients-1", "learner", "metrics", "weights"]
+    assert parts["metrics"]["lives"] == {STATES: [LASTING, {"learner_steps": 6.0}]}
+    assert sorted(parts) == ["gradients-0", "gradients-1", "metrics", "weights"]

@@ -14,6 +14,7 @@ from shoal.loops.actor import ActorLoop
 from shoal.loops.learner import NonFinite
 from shoal.loops.worker import Publisher
 from shoal.replay import MinSize, Replay, Table, Uniform, rollout
+from shoal.services.gradients import Answer as Pulled
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.versions import NONE, make_version, number
@@ -42,7 +43,9 @@ def make_replay() -> Replay:
     return Replay([Table("rollouts", 100, sampler=Uniform(), limiter=MinSize(1))])
 
 
-def make_actor(replays: list[Replay], store: WeightStore, rows: int = 2, **options: Any) -> ActorLoop:
+def make_actor(
+    replays: list[Replay], store: WeightStore, rows: int = 2, metrics: Metrics | None = None, **options: Any
+) -> ActorLoop:
     return ActorLoop(
         lambda seed: cast(Any, Saving([[[1.0] * 100]] * 2)),
         lambda seed: cast(Any, RememberingPolicy()),
@@ -50,7 +53,7 @@ def make_actor(replays: list[Replay], store: WeightStore, rows: int = 2, **optio
         rows,
         replays,
         store,
-        Metrics(),
+        metrics or Metrics(),
         **options,
     )
 
@@ -111,14 +114,14 @@ def test_a_synchronous_actor_waits_for_newer_weights_after_every_block() -> None
 
 
 def test_a_loop_that_ends_has_reported_before_it_says_so() -> None:
-    replay = make_replay()
-    actor = make_actor([replay], published())
+    replay, metrics = make_replay(), Metrics()
+    actor = make_actor([replay], published(), metrics=metrics)
     actor.step()
     actor._runner.step(np.zeros(2))  # a row that no report has told of
-    before = actor._runner._metrics.snapshot()["counts"]["env_steps"]
+    before = metrics.snapshot()["counts"]["env_steps"]
     actor.finish()
     assert actor.step() is False
-    assert (before, actor._runner._metrics.snapshot()["counts"]["env_steps"]) == (6, 8)
+    assert (before, metrics.snapshot()["counts"]["env_steps"]) == (6, 8)
     replay.close()
 
 
@@ -137,13 +140,15 @@ class Service:
     def last_sequence(self, worker: str) -> Any:
         return Answer(NONE)
 
-    def initialise(self, parameters: Any) -> bool:
-        return True
+    def initialise(self, parameters: Any) -> Any:
+        return Answer(True)
 
-    def pull(self, than: int = NONE, timeout: float | None = None) -> Any:
-        newer = self.version > than
-        found = cast(Any, type("Found", (), {"parameters": self.parameters, "version": self.version}))
-        return Answer(found if newer else None)
+    def pull(self, than: int = NONE, timeout: float | None = None, life: int | None = None) -> Any:
+        found = Pulled(True, False, self.version, self.parameters)
+        return Answer(found if self.version > than else None)
+
+    def kept_state(self) -> Any:
+        return Answer(("gradients", {}))
 
     def statistics(self) -> dict[str, int]:
         return {**self.counts, "version": self.version}
@@ -176,7 +181,7 @@ def test_a_publisher_counts_what_is_new_and_the_highest_of_several_parts() -> No
     services[1].counts = {"gradients": 8, "staleness": 16, "stale": 3, "repeated": 4, "short_rounds": 7}
     publisher.report()
     counts = {"learner_steps": 6, "gradients": 8, "stale_gradients": 3, "repeated_gradients": 4}
-    counts |= {"refused_updates": 2, "short_rounds": 7}
+    counts |= {"refused_updates": 2, "short_rounds": 7, "lost_updates": 0}
     assert metrics.snapshot()["counts"] == counts
     assert metrics.snapshot()["values"] == {"staleness": 2.0, "version": 6.0}
     assert number(store.version()) == 6
@@ -185,21 +190,6 @@ def test_a_publisher_counts_what_is_new_and_the_highest_of_several_parts() -> No
     publisher.report()
     assert metrics.snapshot()["counts"] == counts | {"learner_steps": 9, "gradients": 10}
     assert metrics.snapshot()["values"]["staleness"] == 1.5, "of the two that are new"
-
-
-def test_a_publisher_goes_on_counting_where_it_was() -> None:
-    service = Service()
-    publisher, _, _ = make_publisher([service])
-    service.version, service.counts = 4, {"gradients": 5, "staleness": 0}
-    publisher.report()
-    state = publisher.state_dict()
-    assert state == {"counted": {"version": 4, "gradients": 5, "staleness": 0}}
-    again, metrics, _ = make_publisher([service])
-    again.load_state_dict(state)
-    service.version, service.counts = 6, {"gradients": 8, "staleness": 0}
-    again.report()
-    counted = metrics.snapshot()["counts"]
-    assert (counted["learner_steps"], counted["gradients"]) == (2, 3)
 
 
 def test_a_publisher_ends_at_its_updates_and_gives_up_after_gradients_that_are_not_finite() -> None:

@@ -240,7 +240,7 @@ def test_a_note_is_kept_once() -> None:
 
 def test_the_last_step_of_the_budget_is_the_last() -> None:
     metrics = Metrics(max_steps=10)
-    assert [metrics.spend_steps(9), metrics.spend_steps(1)] == [True, False]
+    assert [metrics.spend_steps("a", 9), metrics.spend_steps("b", 1)] == [True, False]
 
 
 def test_the_place_among_evaluations_counts_those_that_were_forgotten() -> None:
