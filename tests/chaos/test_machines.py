@@ -21,7 +21,7 @@ pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2"),
 ]
 
@@ -152,7 +152,7 @@ def test_a_machine_that_dies_costs_its_actors_and_gets_some_when_it_is_back(
             here.command(sys.executable, *words), cwd=directory, env=environment(directory), stdout=told, stderr=told
         )
 
-    def until(condition: Callable[[], bool], seconds: float = 200.0) -> None:
+    def until(condition: Callable[[], bool], seconds: float = 400.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             text = (directory / "told").read_text()
