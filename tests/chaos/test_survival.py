@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
-from survival import CASES, survive
+from survival import CASES, HANG_SECONDS, Survival, survive
 
 SECONDS = float(os.environ.get("SHOAL_SURVIVAL_SECONDS", "30"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 900)]
@@ -25,6 +26,25 @@ def survives(case: str, runtime: str, directory: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_whoever_is_killed_or_stopped_the_task_is_learned(case: str, tmp_path: Path) -> None:
     survives(case, "local", tmp_path)
+
+
+def test_a_closed_lid_costs_nothing(tmp_path: Path) -> None:
+    """Everything stands still for longer than a node may hang, and goes on."""
+    run = Survival("impala", tmp_path, runtime="local", seed=0)
+    try:
+        run.await_learning()
+        time.sleep(2.0)
+        run.close_lid(3 * HANG_SECONDS)
+        before = len(run.rows("progress"))
+        while len(run.rows("progress")) < before + 2 * HANG_SECONDS:  # a row a second
+            time.sleep(0.5)
+        learned = [row["counts"]["learner_steps"] for row in run.rows("progress")[before - 1 :]]
+        assert learned[-1] > learned[0], "it goes on learning"
+        assert not run.rows("hang")
+        assert not run.rows("loss")
+        assert run.finish(0.0).summary["restarts"] == 0
+    finally:
+        run.close()
 
 
 @pytest.mark.ray
