@@ -34,6 +34,7 @@ from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Beat, Event, Finished, Lost
 
 GRACE = 3.0  # seconds a node may take to end by itself
+WITH_MACHINE = "was lost with its machine"
 LOOK = 5.0  # seconds between two looks at the machines of the cluster
 PLACING = 120.0  # seconds the cluster may take to start the nodes
 ray: Any = typed_ray  # its own types are incomplete
@@ -172,8 +173,9 @@ class RayRun(ProcessRun):
                 return told
             case exceptions.RayError() as error:
                 del self._processes[process.node.name]
+                reason = _ending(error)
                 # before it began, only Ray knows what was wrong
-                return Lost(process.node.name, _ending(error), None if process.pid else str(error))
+                return Lost(process.node.name, reason, None if process.pid or reason == WITH_MACHINE else str(error))
         process.awaited = process.actor.event.remote()
         return told if isinstance(told, Finished | Beat) else None
 
@@ -257,4 +259,6 @@ def _ending(error: exceptions.RayError) -> str:
         return "was killed by Ray because its machine ran out of memory"
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return "could not be started: Ray failed to prepare its environment"
+    if "its node has died" in str(error):
+        return WITH_MACHINE
     return "was killed or crashed"
