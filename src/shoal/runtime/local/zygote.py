@@ -29,6 +29,7 @@ PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoa
 SHARED = ("shoal", "gymnasium")  # packages of which it imports whatever the parent has
 CAN_FORK = sys.platform == "linux" and HAS_MEMFD
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+ATTEMPTS = 5  # to start a node, each with another zygote
 LOOKS = 3  # at a zygote that is stopped, before another takes its place: all may be on their way from a stop
 PATIENCE = 3.0  # seconds for killed processes to be gone
 
@@ -98,7 +99,7 @@ class Zygote:
             self._connection.send(("import", modules))
 
     def start(self, name: str, control: socket.socket) -> int:
-        for _ in range(2):
+        for _ in range(ATTEMPTS):
             try:
                 self._share_imports()
                 self._has_forked = True
