@@ -62,6 +62,8 @@ def test_services_and_learners_stay_with_the_driver(joined: cluster.Cluster, fac
 @pytest.mark.parametrize("factory", SPREAD)
 def test_what_there_are_many_of_is_spread_over_the_machines(joined: cluster.Cluster, factory: Any) -> None:
     assert joined.options(node(factory))["scheduling_strategy"] == "SPREAD"
+    moved = joined.options(node(factory), "b" * 56)["scheduling_strategy"]
+    assert (moved.node_id, moved.soft) == ("b" * 56, False), "Ray takes an inclination lightly"
 
 
 def gpus(joined: cluster.Cluster, pattern: str, device: str, share: int = 0) -> dict[str, Any]:

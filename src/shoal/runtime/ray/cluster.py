@@ -66,8 +66,8 @@ class Cluster:
                     ) from None
 
     def options(self, node: Node, machine: str | None = None) -> dict[str, Any]:
-        """How Ray is to run a node, and, of several machines, preferably on which one. The supervisor restarts nodes,
-        never Ray: it would repeat calls silently."""
+        """How Ray is to run a node, and, where it is to move, on which machine. The supervisor restarts nodes, never
+        Ray: it would repeat calls silently."""
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": RemoteNode.ORDERS}
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
@@ -77,7 +77,7 @@ class Cluster:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             options["scheduling_strategy"] = "SPREAD" if node.spread else here
             if node.spread and machine is not None:
-                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(machine, soft=True)
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(machine, soft=False)
         options["num_cpus"] = demand.pop("CPU", 0)
         options["num_gpus"] = demand.pop("GPU", 0)
         options["memory"] = int(demand.pop("memory", 0)) or None
