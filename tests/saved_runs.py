@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.envs.describing import describe_here
+from shoal.envs.describing import _stacked, describe_here
 from shoal.experiment import records, registry
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.options import RunOptions
@@ -21,7 +21,7 @@ def saved_run(path: Path, algorithm: str = "impala", seed: int = 0, **chosen: An
     page = registry.load(algorithm)
     fields = {field.name for field in dataclasses.fields(page.Config)}
     cfg = page.Config(**{name: value for name, value in SMALL.items() if name in fields} | chosen)
-    env = describe_here(cfg.env, None, "auto", None)
+    env = _stacked(describe_here(cfg.env, None, "auto", None), getattr(cfg, "frame_stack", 0))
     made = RunDirectory.create(str(path), algorithm, "env", seed, print)
     made.write_config(records.record_of(algorithm, cfg, env, RunOptions(seed=seed)))
     weights = page.make_policy(cfg, env, seed).state_dict()["weights"]

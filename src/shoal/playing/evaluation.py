@@ -90,7 +90,7 @@ def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:
     """The environment's description, whose spaces are those that the policy was trained on."""
     spec = describe_env(cfg)
     for what, found, trained in (
-        ("observations", spec.observation_space, policy.observation_space),
+        ("observations", spec.observation_space, policy.seen_space),
         ("actions", spec.native_action_space or spec.action_space, policy.action_space),
     ):
         if _layout(found) != _layout(trained):

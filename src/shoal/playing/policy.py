@@ -9,15 +9,18 @@ import copy
 import dataclasses
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from shoal.acting import PerEnvironment, Policy, zero_where
 from shoal.acting.policy import LAST_REWARD
+from shoal.acting.stacking import Stacker
+from shoal.envs.check import image_stacks
 from shoal.envs.space_records import from_record
 from shoal.envs.vector import action_converter
 from shoal.errors import UserError
@@ -33,9 +36,10 @@ RANDOM_ROWS = "random_rows"  # of a policy's state: uniform actions with which a
 class Description(NamedTuple):
     """What is known of the environment without making it."""
 
-    observation_space: Space[Any]
+    observation_space: Space[Any]  # as networks have it: of stacks of frames
     action_space: Space[Any]  # as networks have it
     native_action_space: Space[Any]  # as the environment has it
+    stack: int  # frames in a stack
 
 
 def load(
@@ -69,21 +73,24 @@ def load(
 class TrainedPolicy:
     """Acts on one observation or on a batch of them.
 
-    A recurrent policy remembers its episode: call `reset()` where a new one begins. Any thread may call it; threads or
-    clients with episodes of their own each take a `copy()`, which shares the network.
+    A policy that is recurrent, or sees stacks of frames, remembers its episode: call `reset()` where a new one begins.
+    Any thread may call it; threads or clients with episodes of their own take a `copy()` each, sharing the network.
     """
 
     def __init__(
         self, greedy: Policy, exploring: Policy, env: Description, algorithm: str, config: Any, run: Path
     ) -> None:
-        self.observation_space, self.action_space = env.observation_space, env.native_action_space
+        self.seen_space = env.observation_space  # as the network sees it, with frames in stacks
+        self._stacks = image_stacks(env.observation_space, env.stack, stacked=True)
+        self.observation_space, self.action_space = one_frame(self.seen_space, self._stacks), env.native_action_space
         self.algorithm, self.config, self.run = algorithm, config, run
         self.greedy, self._exploring = greedy, exploring
-        self._observations = Observations(env.observation_space)
+        self._observations = Observations(self.observation_space)
         self._to_environment = action_converter(env.native_action_space)
         self._scalar = env.native_action_space.shape == ()
         carried = greedy.initial_state(1)
         self.recurrent = bool(carried)
+        self._remembers = self.recurrent or bool(self._stacks)
         self.wants_reward = LAST_REWARD in carried
         self._lock = threading.Lock()
         self.reset()
@@ -102,7 +109,7 @@ class TrainedPolicy:
         """
         batch, single = self._observations.take(observation)
         policy = self._exploring if explore else self.greedy
-        if not self.recurrent:
+        if not self._remembers:
             first = np.ones(_size(batch), np.bool_)
             if explore:
                 self._spread(len(first))
@@ -120,6 +127,7 @@ class TrainedPolicy:
         if where is None:
             self._state: Columns | None = None
             self._first = np.ones(0, np.bool_)
+            self._stacker = Stacker(self._stacks)
             return
         mask = np.asarray(where, np.bool_)
         if self._state is not None and mask.shape != self._first.shape:
@@ -140,15 +148,15 @@ class TrainedPolicy:
             self._state, self._first = policy.initial_state(count), np.ones(count, np.bool_)
         elif len(self._first) != count:
             raise UserError(
-                f"A recurrent policy remembers {len(self._first)} episodes and was given {count} observations: call "
-                "reset() before a batch of another size."
+                f"The policy remembers {len(self._first)} episodes and was given {count} observations: call reset() "
+                "before a batch of another size."
             )
         if self.wants_reward:
             self._state = {**self._state, LAST_REWARD: self._rewards(reward, count)}
         if explore:
             self._spread(count)
-        state = zero_where(self._first, self._state)
-        action, self._state, _ = policy.act(batch, state, self._first)
+        seen = self._stacker.push(batch, self._first) if self._stacks else batch
+        action, self._state, _ = policy.act(seen, zero_where(self._first, self._state), self._first)
         self._first = np.zeros(count, np.bool_)
         return action
 
@@ -174,11 +182,12 @@ class TrainedPolicy:
 
 def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:
     """Of a run's config; None for a run of a version that recorded none."""
-    spaces = record.get("spaces")
-    if spaces is None:
+    recorded = record.get("spaces")
+    if recorded is None:
         return None
     try:
-        return Description(*(from_record(spaces[name]) for name in ("observation", "action", "native_action")))
+        seen, action, native = (from_record(recorded[name]) for name in ("observation", "action", "native_action"))
+        return Description(seen, action, native, int(recorded.get("stack", 1)))
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{run / directory.CONFIG} is damaged: its spaces cannot be read.") from None
 
@@ -186,7 +195,20 @@ def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:
 def _spaces_of_environment(run: Path, cfg: Any) -> Description:
     records.refuse_lost(run, "env")
     spec = describe_env(cfg)
-    return Description(spec.observation_space, spec.action_space, spec.native_action_space or spec.action_space)
+    native = spec.native_action_space or spec.action_space
+    return Description(spec.observation_space, spec.action_space, native, spec.stack)
+
+
+def one_frame(space: Space[Any], stacks: Mapping[str, int], name: str = "observation") -> Space[Any]:
+    """The space of what an environment gives: one frame where the network sees a stack of them."""
+    match space:
+        case spaces.Dict():
+            return spaces.Dict({key: one_frame(part, stacks, f"{name}/{key}") for key, part in space.items()})
+        case spaces.Tuple():
+            return spaces.Tuple(one_frame(part, stacks, f"{name}/{i}") for i, part in enumerate(space.spaces))
+        case spaces.Box() if name in stacks:
+            return spaces.Box(space.low[0], space.high[0], dtype=np.uint8)
+    return space
 
 
 def _begin_with_what_was_learned(policy: Any) -> None:

@@ -125,7 +125,7 @@ def test_an_episode_is_remembered_until_reset_and_rows_are_reset_apart(algorithm
     assert not np.allclose(kept[name][0], fresh[name][0])
     np.testing.assert_allclose(half[name][0], fresh[name][0], atol=1e-6)
     np.testing.assert_allclose(half[name][1], kept[name][1], atol=1e-6)
-    with pytest.raises(UserError, match="remembers 2 episodes and was given 3 observations"):
+    with pytest.raises(UserError, match="The policy remembers 2 episodes and was given 3 observations"):
         policy.act(rows[:3], reward=[0.0] * 3)
     with pytest.raises(UserError, match=r"mask \[3\] for a batch of 2"):
         policy.reset([True] * 3)
@@ -254,3 +254,31 @@ def test_damaged_spaces_are_one_sentence(tmp_path: Path) -> None:
             shoal.load(run)
     (run / "config.json").write_text(json.dumps(whole | {"spaces": None}))  # of an earlier version
     assert shoal.load(run).observation_space.shape == (4,)
+
+
+class Frames(gymnasium.Env[Any, Any]):
+    """Small pictures, of which a policy sees the last three."""
+
+    observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros((40, 40), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full((40, 40), 9, np.uint8), 1.0, False, True, {}
+
+
+def test_frames_are_stacked_for_the_caller(tmp_path: Path) -> None:
+    policy = shoal.load(saved_run(tmp_path / "run", env=Frames, frame_stack=3))
+    assert policy.observation_space.shape == (40, 40)
+    frames = np.random.default_rng(0).integers(0, 255, (6, 40, 40)).astype(np.uint8)
+    found = [policy.act(frame) for frame in frames]
+    padded = np.concatenate([frames[:1], frames[:1], frames])  # an episode's first frame is repeated
+    none = np.zeros(1, np.bool_)
+    judged = [policy.greedy.act(padded[None, row : row + 3], {}, none)[0][0] for row in range(6)]
+    assert found == judged
+    assert len(set(found)) > 1
+    policy.reset()
+    assert policy.act(frames[5]) == policy.greedy.act(np.stack([frames[5]] * 3)[None], {}, none)[0][0]
