@@ -23,6 +23,7 @@ from bench.peers import ROOT, last_line
 SHOAL = [sys.executable, "-m", "shoal"]
 CURVES = ROOT / "docs" / "curves"
 HIDDEN = "shoal/CartPoleHidden-v0"
+CATCH = "shoal/Catch-v0"  # on pixels
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ TASKS = {
     "td3-halfcheetah": Task("td3", "HalfCheetah-v5", 3000, 600, 2, 3),
     "r2d2-hidden": Task("r2d2", HIDDEN, 400, 360, 4, 5),
     "r2d2-recall": Task("r2d2", "shoal/Recall-v0", 0.95, 360, 4, 5),
+    "impala-catch": Task("impala", CATCH, 0.9, 120, 3, 3),
+    "ppo-catch": Task("ppo", CATCH, 0.9, 120, 3, 3),
+    "apex_dqn-catch": Task("apex_dqn", CATCH, 0.9, 120, 3, 3),
+    "apex_dqn-quantiles-catch": Task("apex_dqn", CATCH, 0.9, 120, 3, 3, "--quantiles 32"),
+    "r2d2-catch": Task("r2d2", CATCH, 0.9, 120, 3, 3),
     "r2d2-central": Task("r2d2", HIDDEN, 400, 360, 2, 3, "--inference central"),
 }
 

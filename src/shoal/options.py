@@ -23,6 +23,7 @@ from shoal.config import (
 )
 
 Activation = Literal["tanh", "relu"]
+Images = Literal["nature", "resnet"]
 
 
 @config()
@@ -88,6 +89,8 @@ class Learning:
     """Threads that each learner computes with on a CPU."""
     device: str = "cpu"
     """What learners compute on."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """In which learners compute convolutions of images."""
     gamma: Share = 0.99
     """Discount of each step."""
     epsilon: Amount = 1e-8
@@ -158,6 +161,8 @@ class DuelingNetwork:
 
     network: Factory | None = None
     """module:factory, see shoal.nets.user_q."""
+    encoder: Images = "nature"
+    """Of images: the convolutions of Mnih 2015, or IMPALA's residual network."""
     hidden: Widths = (256, 256)
     """Widths of the hidden layers."""
     activation: Activation = "relu"
@@ -174,6 +179,8 @@ class PolicyAndValue:
 
     network: Factory | None = None
     """module:factory, see shoal.nets.user."""
+    encoder: Images = "nature"
+    """Of images: the convolutions of Mnih 2015, or IMPALA's residual network."""
     hidden: Widths = (64, 64)
     """Widths of the hidden layers."""
     activation: Activation = "tanh"
@@ -236,6 +243,8 @@ class ActorAndCritics:
 
     network: Factory | None = None
     """module:factory, see shoal.nets.control."""
+    encoder: Images = "nature"
+    """Of images: the convolutions of Mnih 2015, or IMPALA's residual network."""
     actor_hidden: Widths = (256, 256)
     """Widths of the actor's hidden layers."""
     critic_hidden: Widths = (256, 256)
@@ -288,6 +297,7 @@ class ContinuousControl(ActorAndCritics, Learning, Experience, Rewards, CentralI
 # ---- parts of presets that several algorithms share
 
 ATARI: dict[str, Any] = {"reward_clip": 1.0, "hidden": (512,), "activation": "relu"}  # with the encoder's convolutions
+PIXELS: dict[str, Any] = {"envs_per_actor": 16, "hidden": (128,), "activation": "relu"}  # small games, minutes on a CPU
 SMALL_CONTROL: dict[str, Any] = {  # tasks that a thousand updates solve: many samples of each step, targets that follow
     "reward_scale": 0.1,
     "capacity": 300_000,

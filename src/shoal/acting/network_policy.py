@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal import tree
+from shoal.nets.images import compute_in
 from shoal.nets.weights import export_weights, import_weights
 from shoal.types import Array, Arrays, Columns
 
@@ -29,7 +30,7 @@ class NetworkPolicy(Generic[Network]):
     def __init__(
         self, network: Network, seed: int, device: str = "cpu", mirror: Callable[[Any], Mirror] | None = None
     ) -> None:
-        self.network = network.to(device).eval()
+        self.network = compute_in(network.to(device).eval(), "float32")  # bfloat16 is the learners'
         self.device = torch.device(device)
         self.random = np.random.default_rng(seed)
         self.mirror: Any = mirror(network) if mirror is not None and self.device.type == "cpu" else None

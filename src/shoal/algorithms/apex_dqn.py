@@ -28,7 +28,7 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_q_network
 from shoal.nets.targets import Drift, Target
-from shoal.options import Acting, CentralInference, DuelingNetwork, EpsilonLadder, Experience, Learning, Rewards
+from shoal.options import PIXELS, Acting, CentralInference, DuelingNetwork, EpsilonLadder, Experience, Learning, Rewards
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
@@ -46,6 +46,8 @@ class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, Rewards, Centr
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "n": 10, "target_every": 50, "samples_per_insert": 1.25},
+    "pixels": PIXELS
+    | {"batch": 64, "capacity": 50_000, "samples_per_insert": 4.0, "target_every": 100, "learning_rate": 5e-4},
     # The paper's figures; where it has 360 actors of one environment each, the ladder runs over all environments.
     "atari": {"envs_per_actor": 16, "rows": 25, "reward_clip": 1.0, "hidden": (), "stream": 512}
     | {"capacity": 2_000_000, "learning_starts": 50_000, "target_every": 2_500}

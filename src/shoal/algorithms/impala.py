@@ -23,6 +23,7 @@ from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.options import (
     ATARI,
+    PIXELS,
     Acting,
     CentralInference,
     ImportanceClips,
@@ -55,6 +56,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Many small updates: Pendulum needs thousands, and its episodes all reset together.
     "control": {"envs_per_actor": 16, "unroll": 8, "batch": 16, "queue": 32, "shared_torso": False}
     | {"gamma": 0.95, "lambda_": 0.9, "entropy_cost": 0.0, "reward_scale": 0.1},
+    "pixels": PIXELS | {"unroll": 10, "batch": 32, "queue": 64, "gamma": 0.97},
     # The paper's figures; its losses are sums over a batch of 32 unrolls of 20 steps.
     "atari": ATARI
     | {"envs_per_actor": 16, "batch": 32, "queue": 64, "loss_scale": 640.0, "grad_clip": 40.0}

@@ -25,7 +25,7 @@ from shoal.functional.surrogate import approximate_kl, clipped_fraction, clipped
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
-from shoal.options import ATARI, Acting, Learning, PolicyAndValue, PolicyGradient, Proximal, Rewards
+from shoal.options import ATARI, PIXELS, Acting, Learning, PolicyAndValue, PolicyGradient, Proximal, Rewards
 from shoal.program import Program
 from shoal.replay import Table
 from shoal.schedules import AnnealedBySteps
@@ -46,6 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "learning_rate": 2e-3, "envs_per_actor": 128},
     "control": {"normalize_observations": True, "normalize_rewards": True, "shared_torso": False, "entropy_cost": 0.0}
     | {"envs_per_actor": 8, "unroll": 128, "epochs": 10, "minibatches": 8, "learning_rate": 3e-4},
+    "pixels": PIXELS | {"unroll": 32, "gamma": 0.97},
     # Schulman 2017, table 5
     "atari": ATARI
     | {"envs_per_actor": 4, "unroll": 128, "epochs": 3, "minibatches": 4}

@@ -45,11 +45,12 @@ class ActorCritic(nn.Module):
         lstm: int = 0,
         shared: bool = True,
         state_dependent_std: bool = False,
+        encoder: str = "nature",  # of images
     ) -> None:
         super().__init__()
         self.distribution = action_distribution(action_space)
         self.normalizer: ObservationNormalizer | None = None
-        self.encoder = make_encoder(observation_space)
+        self.encoder = make_encoder(observation_space, encoder)
         size: int = self.encoder.size  # type: ignore[assignment]
         self.torso = mlp(size, hidden, activation)
         self.value_torso = None if shared or lstm else mlp(size, hidden, activation)

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from shoal.factories import Factory, name_of
 from shoal.nets import user_module
 from shoal.nets.actor_critic import ActorCritic
+from shoal.nets.images import compute_in
 from shoal.nets.normalize import ObservationNormalizer
 from shoal.nets.user import UserNetwork
 
@@ -61,7 +62,9 @@ def make_actor_critic(cfg: NetworkConfig, env: Spaces, seed: int) -> ActorCritic
                 lstm=cfg.lstm,
                 shared=cfg.shared_torso,
                 state_dependent_std=cfg.state_dependent_std,
+                encoder=getattr(cfg, "encoder", "nature"),
             )
+            compute_in(network, getattr(cfg, "precision", "float32"))
     if getattr(cfg, "normalize_observations", False):
         network.normalizer = ObservationNormalizer(env.observation_space)
     return network

@@ -28,6 +28,7 @@ from shoal.nets.building import Spaces
 from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
+from shoal.nets.images import compute_in
 from shoal.nets.user import zeros
 
 CriticKind = Literal["scalar", "categorical", "quantile"]
@@ -201,9 +202,11 @@ class TemperedNetworks(ControlNetworks):
 class ActorBody(nn.Module):
     """Encoder and an MLP: observation [N, ...] → [N, outputs]."""
 
-    def __init__(self, env: Spaces, outputs: int, hidden: tuple[int, ...], activation: str, normalised: bool) -> None:
+    def __init__(
+        self, env: Spaces, outputs: int, hidden: tuple[int, ...], activation: str, normalised: bool, encoder: str
+    ) -> None:
         super().__init__()
-        self.encoder = make_encoder(env.observation_space)
+        self.encoder = make_encoder(env.observation_space, encoder)
         self.layers = head_mlp(cast(int, self.encoder.size), hidden, activation, outputs, normalised)
 
     def forward(self, observation: Any) -> Tensor:
@@ -214,9 +217,11 @@ class ActorBody(nn.Module):
 class CriticBody(nn.Module):
     """The same of observation and action: [N, ...], [N, n] → [N, outputs]."""
 
-    def __init__(self, env: Spaces, outputs: int, hidden: tuple[int, ...], activation: str, normalised: bool) -> None:
+    def __init__(
+        self, env: Spaces, outputs: int, hidden: tuple[int, ...], activation: str, normalised: bool, encoder: str
+    ) -> None:
         super().__init__()
-        self.encoder = make_encoder(env.observation_space)
+        self.encoder = make_encoder(env.observation_space, encoder)
         inputs = cast(int, self.encoder.size) + ActionUnits(env.action_space).size
         self.layers = head_mlp(inputs, hidden, activation, outputs, normalised)
 
@@ -269,11 +274,12 @@ def make_bodies(
             outputs = actor_outputs * size, critic_outputs
             pairs = [_make_pair(cfg.network, env, size, *outputs) for _ in range(critics)]
             return [pairs[0][0], *(critic for _, critic in pairs)]
-        form = cfg.activation, cfg.layer_norm
-        return [
+        form = cfg.activation, cfg.layer_norm, getattr(cfg, "encoder", "nature")
+        bodies = [
             ActorBody(env, actor_outputs * size, cfg.actor_hidden, *form),
             *(CriticBody(env, critic_outputs, cfg.critic_hidden, *form) for _ in range(critics)),
         ]
+    return [compute_in(body, getattr(cfg, "precision", "float32")) for body in bodies]
 
 
 def _make_pair(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from gymnasium import spaces
@@ -17,6 +17,7 @@ from shoal.nets.building import Spaces
 from shoal.nets.dense import Dense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
+from shoal.nets.images import compute_in
 from shoal.nets.user_q import UserCore, UserRecurrentQ, check_q, history
 
 HEAD_GAIN = 0.1  # values begin near 0, so that the first targets are little more than the rewards
@@ -67,9 +68,10 @@ class QNetwork(nn.Module):
         activation: str = "relu",
         stream: int = 0,
         quantiles: int = 0,
+        encoder: str = "nature",  # of images
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(observation_space)
+        self.encoder = make_encoder(observation_space, encoder)
         size: int = self.encoder.size  # type: ignore[assignment]
         self.torso = mlp(size, hidden, activation)
         size = hidden[-1] if hidden else size
@@ -98,10 +100,11 @@ class RecurrentQNetwork(nn.Module):
         core: Factory | None = None,
         stream: int = 0,
         quantiles: int = 0,
+        encoder: str = "nature",  # of images
     ) -> None:
         super().__init__()
         self.actions = action_count(action_space)
-        self.encoder = make_encoder(observation_space)
+        self.encoder = make_encoder(observation_space, encoder)
         size: int = self.encoder.size  # type: ignore[assignment]
         self.torso = mlp(size, hidden, activation)
         size = (hidden[-1] if hidden else size) + self.actions + 1
@@ -189,14 +192,16 @@ def make_q_network(cfg: QConfig, env: Spaces, seed: int, quantiles: int = 0) -> 
         if cfg.network is not None:
             made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
             return check_q(made, env.observation_space, actions, quantiles, name_of(cfg.network))
-        return QNetwork(
+        network = QNetwork(
             env.observation_space,
             env.action_space,
             hidden=cfg.hidden,
             activation=cfg.activation,
             stream=cfg.stream,
             quantiles=quantiles,
+            encoder=getattr(cfg, "encoder", "nature"),
         )
+    return cast(nn.Module, compute_in(network, getattr(cfg, "precision", "float32")))
 
 
 def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> RecurrentQNetwork | UserRecurrentQ:
@@ -207,7 +212,7 @@ def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> R
         if cfg.network is not None:
             made = user_module.make(cfg.network, "network", env.observation_space, env.action_space)
             return UserRecurrentQ(made, env.observation_space, actions, 0, name_of(cfg.network))
-        return RecurrentQNetwork(
+        network = RecurrentQNetwork(
             env.observation_space,
             env.action_space,
             hidden=cfg.hidden,
@@ -215,4 +220,6 @@ def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> R
             lstm=cfg.lstm,
             core=cfg.core,
             stream=cfg.stream,
+            encoder=getattr(cfg, "encoder", "nature"),
         )
+    return cast(RecurrentQNetwork, compute_in(network, getattr(cfg, "precision", "float32")))

@@ -12,7 +12,8 @@ from gymnasium import spaces
 from shoal import tree
 from shoal.errors import UserError
 from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.encoder import ImageEncoder, make_encoder
+from shoal.nets.encoder import make_encoder
+from shoal.nets.images import ImageEncoder, ResidualEncoder, compute_in
 
 SPACES: dict[str, spaces.Space[Any]] = {
     "vector": spaces.Box(-1.0, 1.0, (3,), np.float32),
@@ -28,6 +29,11 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "choices": spaces.MultiDiscrete([2, 3], start=[1, 5]),
     "table of choices": spaces.MultiDiscrete([[2, 3], [4, 2]]),
     "bits": spaces.MultiBinary(4),
+    "stack of frames": spaces.Box(0, 255, (4, 36, 40), np.uint8),
+    "stack of pictures": spaces.Box(0, 255, (2, 36, 40, 3), np.uint8),
+    "pixels and numbers": spaces.Dict(
+        camera=spaces.Box(0, 255, (4, 36, 36), np.uint8), arm=spaces.Box(-1.0, 1.0, (2,))
+    ),
     "dict": spaces.Dict(position=spaces.Box(-1.0, 1.0, (3,)), camera=spaces.Box(0, 255, (36, 36, 3), np.uint8)),
     "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Dict(x=spaces.MultiBinary(2), y=spaces.Discrete(2)))),
     "dict of numbers": spaces.Dict({"0": spaces.Discrete(2), "1": spaces.MultiBinary(3)}),
@@ -91,3 +97,37 @@ def test_an_unsupported_space_is_refused_in_one_sentence() -> None:
         ActorCritic(spaces.Discrete(2), spaces.MultiBinary(3))
     with pytest.raises(UserError, match="no activation 'gelu'"):
         ActorCritic(spaces.Discrete(2), spaces.Discrete(2), activation="gelu")
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), (84, 84, 3), (2, 3, 84, 84)])
+def test_the_residual_network_is_that_of_impala(shape: tuple[int, ...]) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    encoder = make_encoder(space, "resnet")
+    assert isinstance(encoder, ResidualEncoder)
+    assert encoder.size == 32 * 11 * 11  # 3,872 features (Espeholt 2018, figure 3, right)
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in encoder.modules()) == 15
+    features = encoder(samples(space, 2))
+    assert features.shape == (2, encoder.size)
+    assert features.min() >= 0.0
+
+
+def test_a_stack_of_pictures_is_their_channels_side_by_side() -> None:
+    pictures = samples(spaces.Box(0, 255, (2, 36, 40, 3), np.uint8), 2)
+    stack = ImageEncoder(spaces.Box(0, 255, (2, 36, 40, 3), np.uint8))
+    flat = stack.pixels(pictures)
+    assert flat.shape == (2, 6, 36, 40)
+    torch.testing.assert_close(flat[:, 3:], pictures[:, 1].movedim(-1, 1).float() / 255.0)
+
+
+@pytest.mark.parametrize("kind", ["nature", "resnet"])
+def test_bfloat16_is_near_float32_which_it_gives_and_trains(kind: str) -> None:
+    space = spaces.Box(0, 255, (4, 40, 40), np.uint8)
+    torch.manual_seed(0)
+    encoder, images = make_encoder(space, kind), samples(space, 2)
+    exact = encoder(images)
+    rounded = compute_in(encoder, "bfloat16")(images)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    assert (rounded - exact).norm() < 0.05 * exact.norm()
+    rounded.sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in encoder.parameters())  # type: ignore[arg-type]

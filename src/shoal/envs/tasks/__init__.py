@@ -17,3 +17,16 @@ gymnasium.register(
     vector_entry_point="shoal.envs.tasks.recall:RecallVector",
     reward_threshold=0.95,
 )
+gymnasium.register(
+    "shoal/Catch-v0",
+    "shoal.envs.tasks.catch:Catch",
+    vector_entry_point="shoal.envs.tasks.catch:CatchVector",
+    reward_threshold=0.9,
+)
+gymnasium.register(
+    "shoal/CatchMemory-v0",
+    "shoal.envs.tasks.catch:Catch",
+    vector_entry_point="shoal.envs.tasks.catch:CatchVector",
+    kwargs={"visible": 1},
+    reward_threshold=0.9,
+)
