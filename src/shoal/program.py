@@ -17,6 +17,8 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
+from shoal import sync
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -186,6 +188,19 @@ class Done:
         return True
 
 
+class Failed:
+    """A future that has come to an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> Any:
+        raise self._error
+
+    def done(self) -> bool:
+        return True
+
+
 class Background:
     """Calls whose answers nobody waits for. They are looked at when the next one is made, so that no error is lost."""
 
@@ -253,9 +268,21 @@ class _Immediate(Generic[T]):
 
     def __getattr__(self, method: str) -> Callable[..., Future]:
         bound = getattr(self._target, method)
-        return lambda *args, **kwargs: Done(bound(*args, **kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Future:
+            try:
+                return Done(bound(*args, **kwargs))
+            except Exception as error:  # as of any future, it is the answer
+                return Failed(error)
+
+        return call
 
 
 def futures(target: Any) -> Any:
-    """`client.future`, or for a plain object calls that answer at once: loops work with either."""
-    return target.future if hasattr(target, "future") else _Immediate(target)
+    """`client.future`, or for a plain object calls that answer at once: loops work with either.
+
+    They answer at once on the inline runtime too. Nothing is gained there by asking ahead, and so no call of a node is
+    under way but the one that it waits in: a checkpoint can be taken at any moment.
+    """
+    asks_ahead = hasattr(target, "future") and sync.scheduler() is None
+    return target.future if asks_ahead else _Immediate(target)

@@ -31,6 +31,7 @@ class ActorCriticPolicy(NetworkPolicy[ActorCritic | UserNetwork]):
 
     def refresh(self) -> None:
         """Act with the network's weights of now, when it is trained in this process and nothing is to be loaded."""
+        self._weights = None
         if self.mirror is not None:
             self.mirror.load({name: tensor.numpy() for name, tensor in named_tensors(self.network).items()})
 

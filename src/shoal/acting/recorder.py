@@ -123,8 +123,9 @@ class Recorder:
         self._row += 1
         if self._row < self._until:
             return False
-        self._ship({name: column[: self._row] for name, column in columns.items()})
+        block = {name: column[: self._row] for name, column in columns.items()}
         self._row, self._until = 0, self._rows
+        self._ship(block)
         return True
 
     def _allocate(self, observation: Any, action: Array, extras: Columns, state: Columns) -> None:

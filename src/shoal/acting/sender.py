@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shoal.acting.policy import GivesPriorities, Policy
 from shoal.program import Done, Future, NodeDied, current, futures
@@ -59,7 +59,13 @@ class Sender:
     """
 
     def __init__(
-        self, policy: Policy, replays: Sequence[Replay], patterns: Mapping[str, Pattern], name: str, home: int = 0
+        self,
+        policy: Policy,
+        replays: Sequence[Replay],
+        patterns: Mapping[str, Pattern],
+        name: str,
+        home: int = 0,
+        life: int = 0,  # of the one for whom it sends, where that is another node
     ) -> None:
         self._pipelined = PipelinedInserts(replays[0]) if len(replays) == 1 else None
         receiver = self._pipelined or ShardedReplay(list(replays), home=home)
@@ -69,7 +75,8 @@ class Sender:
             receiver,
             dict(patterns),
             name=name,
-            life=f"{current().restarts}.{uuid.uuid4().hex}",  # a resumed run counts its restarts from 0 again
+            # a run that goes on counts its restarts from 0 again, and has another seed
+            life=f"{current().restarts}.{current().seed}.{life}",
             priority_columns=prioritizing.priority_columns if prioritizing else (),
             transient=prioritizing.transient if prioritizing else (),
         )
@@ -78,7 +85,11 @@ class Sender:
         try:
             self._writer.append(block, self._priorities)
         except LOST:  # the writer has kept the block
-            patiently(self._writer.flush, lost=LOST)
+            self.flush()
+
+    def flush(self) -> None:
+        """Go on with a block that was held up, or lost on its way."""
+        patiently(self._writer.flush, lost=LOST)
 
     def take_lost_rows(self) -> int:
         """Rows, since the last time, that were on their way to a service that was lost."""
@@ -86,3 +97,9 @@ class Sender:
             return 0
         lost, self._pipelined.lost_rows = self._pipelined.lost_rows, 0
         return lost
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._writer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._writer.load_state_dict(state)

@@ -83,6 +83,10 @@ class Checkpoints:
         a checkpoint and lies elsewhere, and raises `DamagedCheckpoint`."""
         return self._newest("", check)
 
+    def all(self) -> list[Checkpoint]:
+        """Those that are numbered, oldest first; `DamagedCheckpoint` where one is."""
+        return [open_checkpoint(path) for path in self._saved("")]
+
     def names(self) -> tuple[str, list[str]]:
         """The name that the next checkpoint will have, and those that there are."""
         before = self._saved("")

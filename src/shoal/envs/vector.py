@@ -125,6 +125,8 @@ class Envs:
 
     def state_dict(self) -> dict[str, Any]:
         """Where every episode stands, as plain data; `NoState` names what cannot say it. Not the last observations."""
+        if self._seed is not None:  # none has begun
+            return {"seed": self._seed}
         return {
             "vector": state_of_layers(self._vector),
             "done": self._done.copy(),
@@ -134,7 +136,12 @@ class Envs:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another vector of this kind was; it must have been reset once."""
+        """Go on where another vector of this kind was."""
+        if "seed" in state:
+            self._seed = state["seed"]
+            return
+        if self._seed is not None:
+            self.reset()
         if len(state["done"]) != self.count:
             raise EnvFault(
                 f"{self.environment}: the state is of {len(state['done'])} environments, and there are {self.count}."

@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
+from shoal.experiment.exact import EXACT, Moment, for_others
 from shoal.experiment.options import RunOptions
 from shoal.experiment.replay_saves import REPLAY, folder_of, saving_nodes
 from shoal.program import Future, Handle, NodeDied, Program, futures
@@ -64,9 +65,10 @@ class Checkpointer:
         self._every, self._updates_between = options.checkpoint_every, options.checkpoint_updates
         self._asked = asked_for(program)
         self._replays = saving_nodes(program) if options.checkpoint_replay else []
+        self._moment = Moment.of(run, program, store.directory.parent, options.checkpoint_replay)
         self._tag = ""  # of the replays' saves: the name of the checkpoint that they are for
         self._evaluated = EVALUATOR.name in program.nodes
-        self._next = options.checkpoint_every
+        self._next: float | None = None
         self._next_updates = 0
         self._calls: dict[str, Future] = {}
         self._meta: dict[str, Any] = {}
@@ -74,6 +76,7 @@ class Checkpointer:
         self._writing: threading.Thread | None = None
         self._failure: str | None = None
         self._told: str | None = None
+        self.on_saved: Callable[[int], None] = lambda updates: None
         best, _ = store.best()
         self._best: float | None = None if best is None else best.meta.get("eval_return")
         self.saved = 0  # checkpoints of this life
@@ -91,22 +94,64 @@ class Checkpointer:
     def tick(self, now: float, updates: int, best: float | None, describe: Describe) -> None:
         """To be called often; `now` are seconds of the nodes' clock since they were started."""
         self._tell_failure()
-        if self._calls:
+        if self._moment is not None:
+            if self._updates_between is None and self._due(now, 0) and self._moment.still():
+                self._schedule(now, 0)
+                self._save_moment(self._moment, best, describe)
+        elif self._calls:
             self._looks += 1
             waiting = [name for name, call in self._calls.items() if not _done(call)]
             most = SAVING_LOOKS if any(name in self._replays for name in waiting) else LOOKS
             if not waiting or self._looks >= most:
                 self._gather(now)
         elif not self._busy() and self._due(now, updates):
-            self._next = now + self._every
-            self._next_updates = updates + (self._updates_between or 0)
+            self._schedule(now, updates)
             self._meta, self._looks = describe(), 0
             self._calls = self._ask(best)
 
+    def wait(self, seconds: float, best: float | None, describe: Describe) -> None:
+        """Let the run go on for `seconds`, or until a checkpoint is due and was taken."""
+        moment, between = self._moment, self._updates_between
+        if moment is None or between is None:
+            self._run.wait(seconds)
+            return
+
+        def due() -> bool:
+            return self._due(0.0, moment.updates()) and moment.still()
+
+        moment.wait(seconds, due)
+        if due():
+            self._schedule(0.0, moment.updates())
+            self._save_moment(moment, best, describe)
+
+    def _schedule(self, now: float, updates: int) -> None:
+        """The next one, as this one is taken."""
+        self._next = now + self._every
+        self._next_updates = _following(updates, self._updates_between or 1)
+
+    def _save_moment(self, moment: Moment, best: float | None, describe: Describe) -> None:
+        """At once, as nothing goes on meanwhile anyway: when it is done must not depend on the disk."""
+        self._tag, kept = self._store.names()
+        meta = describe()
+        try:
+            states, told = moment.take(self._tag, kept)
+        except OSError as error:
+            self._failure = f"the checkpoint {self._tag} could not be written: {error.strerror or error}"
+            return
+        except Exception as error:  # of the user's code: the others can be asked for theirs
+            self._failure = f"checkpoints are not of one moment any more: {type(error).__name__}: {error}"
+            self._moment = None
+            return
+        found = None
+        if best is not None and (self._best is None or best > self._best):
+            found = states[EVALUATOR.name][EXACT]["best"]
+        self._write(states, meta | told, found)
+
     def _due(self, now: float, updates: int) -> bool:
         if self._updates_between is not None:
-            self._next_updates = self._next_updates or self._updates_between
+            self._next_updates = self._next_updates or _following(updates, self._updates_between)
             return updates >= self._next_updates
+        self._next = now + self._every if self._next is None else self._next
         return self._every > 0 and now >= self._next
 
     def _ask(self, best: float | None) -> dict[str, Future]:
@@ -149,6 +194,11 @@ class Checkpointer:
         """A last checkpoint, of everything as it is now; `ask` waits for calls, and gives the answers that came."""
         if self._writing is not None:
             self._writing.join()
+        if self._moment is not None and self._moment.still(ended=True):
+            self._save_moment(self._moment, best, describe)
+            if self._moment is not None:
+                self._tell_failure()
+                return
         self._meta, calls = describe(), self._ask(best)
         states = ask(calls)
         for _ in range(SAVING_ROUNDS):  # tables may take longer than `ask` waits
@@ -175,13 +225,15 @@ class Checkpointer:
 
     # ---- writing, in a thread of its own
 
-    def _write(self, states: States, meta: dict[str, Any]) -> None:
+    def _write(self, states: States, meta: dict[str, Any], best: Any = None) -> None:
         try:
-            best = states.pop(EVALUATOR.name, None)
+            if EXACT not in meta:
+                best = states.pop(EVALUATOR.name, None)
             parts, meta = as_parts(states, meta)
             self._store.save(parts, meta)
-            self._tell_saved(meta.get(REPLAY, {}))
+            self._tell_saved(dict.fromkeys(self._replays, self._tag))
             self.saved += 1
+            self.on_saved(meta["updates"])
             if best is not None and (self._best is None or best[0] > self._best):
                 told = {"eval_return": best[0], "updates": number(best[1])}
                 self._store.save_best({"weights": best[2]}, {**meta, **told})
@@ -197,28 +249,43 @@ class Checkpointer:
             self._note(f"{self._failure}; those before are as they were")
 
 
+def _following(updates: int, between: int) -> int:
+    """The next multiple: a run that goes on takes its checkpoints where it would have."""
+    return (updates // between + 1) * between
+
+
 def as_parts(states: States, meta: dict[str, Any]) -> tuple[States, dict[str, Any]]:
     """The parts of a checkpoint, whose counts agree with each other: the nodes were asked one after the other."""
     parts = {part_name(name): state for name, state in states.items() if state is not None and name != WEIGHTS.name}
     published = states.get(WEIGHTS.name)
     if published is not None:
         parts["weights"] = dict(published[1])
-    gradients = [state for name, state in states.items() if name.partition("/")[0] == "gradients" and state is not None]
+    gradients = _gradients(parts)
     updates = max(state["version"] for state in gradients) if gradients else parts[LEARNER.name]["updates"]
+    meta = {**meta, "updates": int(updates)}
+    return (parts if EXACT in meta else _agreeing(parts, meta)), meta
+
+
+def _gradients(parts: States) -> list[Any]:
+    return [state for name, state in parts.items() if name.partition("-")[0] == "gradients"]
+
+
+def _agreeing(parts: States, meta: Mapping[str, Any]) -> States:
+    """Parts whose counts agree, with what nodes had not reported yet left out."""
     metrics = {**parts[METRICS.name], "evaluations": meta["evaluations"]}
-    counted = {"learner_steps": float(updates)}
-    if gradients:  # the service counts on from there
+    counted = {"learner_steps": float(meta["updates"])}
+    if _gradients(parts):  # the service counts on from there
         lives = metrics.get("lives", {})
         _, counts = lives.get(STATES, (LASTING, {}))
         metrics["lives"] = {**lives, STATES: [LASTING, {**counts, **counted}]}
     else:
         metrics["counts"] = {**metrics["counts"], **counted}
-    parts[METRICS.name] = metrics
-    return parts, {**meta, "updates": int(updates)}
+    return parts | {METRICS.name: metrics}
 
 
-def start_program(program: Program, parts: Mapping[str, Any]) -> int:
+def start_program(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
     """Have the nodes of a program start from the parts of a checkpoint; how many of its actors have no place in it."""
+    parts = _agreeing(for_others(parts), meta) if EXACT in meta else parts
     nodes = {part_name(name): name for name in program.nodes}
     unplaced = 0
     for part, state in parts.items():

@@ -1,7 +1,8 @@
 """The replay in a checkpoint: each replay saves its own tables into RUN/replay, under the checkpoint's name.
 
 Only tables whose items are sampled again and again are saved. A queue that a learner empties holds a moment's work, and
-its rounds would be of another moment than the learner that goes on.
+its rounds would be of another moment than the learner that goes on; it is saved where all nodes are, at one moment
+(`exact.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from shoal.replay import BadCheckpoint, MinSize, Replay, SamplesPerInsert
 from shoal.replay.checkpoint import verify
 
 REPLAY = "replay"  # the folder, and what a checkpoint's meta calls the names of saves by node
+
+
+def replay_nodes(program: Program) -> list[str]:
+    """The nodes that hold tables of any kind."""
+    return [name for name, node in program.nodes.items() if node.factory is Replay]
 
 
 def saving_nodes(program: Program) -> list[str]:
@@ -43,5 +49,6 @@ def check_saves(run: Path, checkpoint: Checkpoint) -> None:
 
 def start_replays(program: Program, run: Path, meta: Mapping[str, Any]) -> None:
     """Have the replays of a program load what was saved with a checkpoint before anything calls them."""
-    for node, tag in meta.get(REPLAY, {}).items():
+    saved = meta.get(REPLAY, {})
+    for node, tag in ((node, saved[node]) for node in saving_nodes(program) if node in saved):
         program.start_from(node, {"path": str(folder_of(run, node)), "tag": tag})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from shoal import __version__, config
 from shoal.checkpoints import Checkpoints, RunLock
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment import config_files, plots, records, registry, view
+from shoal.experiment import config_files, exact, plots, records, registry, view
 from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
 from shoal.experiment.directory import CHECKPOINTS, RunDirectory
@@ -133,6 +134,7 @@ class Experiment:
         self.told_waiting = False
         self.callbacks = Callbacks()
         self.resumed = resumed
+        self.on_saved: Callable[[int], None] = lambda updates: None  # told of every checkpoint: its updates
         if resumed is not None and resumed.checkpoint is not None:
             self.progress.go_on(resumed.meta)
             self.notes = len(resumed.parts["metrics"]["notes"])
@@ -179,16 +181,15 @@ class Experiment:
                 interrupted=lambda: interrupts.asked,
             )
             try:
-                program, told = self._program()
+                program, states, told = self._program()
                 display.begin([*self._begin_lines(directory), *told])
                 meta = {} if self.resumed is None else self.resumed.meta
                 self.reviving = Reviving(
                     program, directory.path, meta.get(REPLAY, {}), lambda text: self._tell(text, directory, display)
                 )
                 self.reviving.attach(supervisor)
-                run = launch(
-                    program, options.runtime, seed=self._seed(), supervisor=supervisor, ray_address=options.ray_address
-                )
+                given: dict[str, Any] = {"ray_address": options.ray_address, "states": states}
+                run = launch(program, options.runtime, seed=self._seed(), supervisor=supervisor, **given)
             except BaseException:
                 display.end()
                 self._discard(directory)
@@ -199,6 +200,7 @@ class Experiment:
                 listeners = self._listen(directory, display)
                 store = Checkpoints(directory.path / CHECKPOINTS, options.keep)
                 checkpointer = Checkpointer(store, run, program, options, display.note, self.reviving.saved)
+                checkpointer.on_saved = self.on_saved
                 try:
                     stopped_by, failure = self._until_stopped(
                         run, interrupts, directory, display, checkpointer, listeners
@@ -237,17 +239,21 @@ class Experiment:
             frozen=options.freeze,
         )
 
-    def _program(self) -> tuple[Program, list[str]]:
-        """The program, and what the user should know of how it begins."""
+    def _program(self) -> tuple[Program, dict[str, Any] | None, list[str]]:
+        """The program, the states of all its nodes where it goes on exactly, and what the user should know of how it
+        begins."""
         program: Program = self.algorithm.program(self.cfg, self.env, self._settings())
         if self.restored is not None:
             self.restored.start(program)
         if self.resumed is None:
-            return program, []
-        unplaced = start_program(program, self.resumed.parts)
-        start_replays(program, self.resumed.path, self.resumed.meta)
+            return program, None, []
+        parts, meta = self.resumed.parts, self.resumed.meta
+        if exact.can_go_on(program, parts, meta, self.options.runtime):
+            return program, exact.states_of(program, self.resumed.path, parts, meta), []
+        unplaced = start_program(program, parts, meta)
+        start_replays(program, self.resumed.path, meta)
         lost = f"there are fewer actors than before: the open episodes of {unplaced} are lost"
-        return program, [lost] if unplaced else []
+        return program, None, [lost] if unplaced else []
 
     def _seed(self) -> int:
         """Another one in every life: what has no state to go on with must not repeat what it did."""
@@ -303,9 +309,11 @@ class Experiment:
     ) -> StoppedBy:
         metrics, progress = run.client(METRICS), self.progress
         begin, next_row = time.monotonic(), 0.0
-        reason: StoppedBy | None = None
-        while reason is None:
-            run.wait(TICK)
+
+        def describe() -> dict[str, Any]:
+            return self._describe(directory)
+
+        while True:
             finished = run.finished(LEARNER)  # asked first: a learner that has finished has reported everything
             snapshot = take_snapshot(run, metrics, progress.evaluations)
             elapsed = time.monotonic() - begin
@@ -319,11 +327,13 @@ class Experiment:
                 next_row = progress.elapsed + ROW_EVERY
                 directory.write_row("progress", progress.row())
             now = progress.seconds if self.options.runtime == "inline" else elapsed
-            checkpointer.tick(now, progress.count("learner_steps"), progress.best, lambda: self._describe(directory))
+            checkpointer.tick(now, progress.count("learner_steps"), progress.best, describe)
             listeners.checkpoint(checkpointer.newest(), progress.count("learner_steps"))
             reason = reason or ("callback" if listeners.stop else None)
             display.update(progress)
-        return reason
+            if reason is not None:
+                return reason
+            checkpointer.wait(TICK, progress.best, describe)  # last: a run that goes on from there looks at it first
 
     def _listen(self, directory: RunDirectory, display: view.Display) -> Listeners:
         """Have callbacks and the sinks of `--log` hear of every row that is written."""
@@ -375,7 +385,8 @@ class Experiment:
     def _say_why_nothing_is_learned(self, run: Run, display: view.Display) -> None:
         """Once, when steps have been made for long and no update: what the learner's table is waiting for."""
         progress = self.progress
-        if self.told_waiting or progress.count("learner_steps") or progress.train_seconds < WITHOUT_UPDATE:
+        seconds = progress.seconds if self.options.runtime == "inline" else progress.train_seconds
+        if self.told_waiting or progress.count("learner_steps") or seconds < WITHOUT_UPDATE:
             return
         self.told_waiting = True
         why = Ending(run, Program(), display.note).waiting_for()

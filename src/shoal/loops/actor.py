@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import EnvFault, Envs
 from shoal.envs.state import NoState
 from shoal.envs.vector import Step
-from shoal.loops.loop import RowLoop
+from shoal.loops.loop import EXACT, RowLoop
 from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.retry import patiently
@@ -49,7 +49,7 @@ class EnvRunner:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments stand, and what was observed last; or why they cannot say, and what is lost by it."""
-        state = {"open": self.envs.open_episodes(), "count": self.envs.count}
+        state: dict[str, Any] = {"open": self.envs.open_episodes(), "count": self.envs.count}
         try:
             observation = tree.flatten(self.observation, "observation")
             return state | {"envs": self.envs.state_dict(), "observation": observation}
@@ -90,6 +90,9 @@ class EnvRunner:
         return more
 
 
+Stage = Literal["acting", "sending", "sent", "refreshing"]  # of an actor's step, between its waits
+
+
 class ActorLoop(RowLoop):
     """Acts with its own copy of the policy. One step is one block of rows: act, write down, send, take new weights."""
 
@@ -123,49 +126,74 @@ class ActorLoop(RowLoop):
         self._weights = weights
         self._synchronous = synchronous
         self._fetching: Future | None = None
+        self._stage: Stage = "acting"
         found = patiently(lambda: weights.wait(NONE))
         if found is not None:
             self._recorder.load(*found)
         self._runner.report.lap("starting")
 
     def step(self) -> bool:
+        if self._stage == "acting" and not self._act_block():
+            return self._end()
+        if self._stage == "sending":  # was held up when the run was interrupted
+            with self._still():
+                self._send.flush()
+            self._stage = "sent"
+        if self._stage == "sent":
+            if not self._runner.end_of_block():
+                return self._end()
+            self._stage = "refreshing"
+        self._refresh()
+        self._stage = "acting"
+        return True
+
+    def _act_block(self) -> bool:
+        """Act until a block is full and sent; False when the run ends before."""
         recorder, runner = self._recorder, self._runner
         complete = False
         while not complete:
             if self._finishing:
-                return self._end()
+                return False
             outcome = runner.step(recorder.act(runner.observation))
             complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
             self._between_rows()
-        if not runner.end_of_block():
-            return self._end()
-        self._refresh()
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What the environments, the policy and its recorder hold."""
-        parts = {"recorder": self._recorder, "policy": self._recorder.policy, "environments": self._runner}
-        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        """What the environments, the policy and its recorder hold, and what is on its way to others."""
+        exact = {"stage": self._stage, "sender": self._send.state_dict(), "reporter": self._reporter.state_dict()}
+        return self._row_state() | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle of episodes, with the weights of the learner as it is now."""
+        """Go on in the middle of episodes, with the weights of the learner as it is now; or, with the rest, exactly
+        where it was."""
         recorder = self._recorder
         if "policy" in state:
             load_state(recorder.policy, state["policy"])
-        if self._runner.load_state_dict(state["environments"]):
+        kept = self._runner.load_state_dict(state["environments"])
+        if kept:
             recorder.load_state_dict(state["recorder"])
-            recorder.begin_stream()
+        if (exact := state.get(EXACT)) is not None and kept:
+            self._stage = exact["stage"]
+            self._send.load_state_dict(exact["sender"])
+            self._reporter.load_state_dict(exact["reporter"])
+            return
+        recorder.begin_stream()
         if (found := patiently(lambda: self._weights.newer(NONE))) is not None:
             recorder.load(*found)
 
     def _row_state(self) -> dict[str, Any]:
-        return self.state_dict()
+        parts = {"recorder": self._recorder, "policy": self._recorder.policy, "environments": self._runner}
+        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
 
     def close(self) -> None:
         self._runner.envs.close()
 
     def _ship(self, block: Columns) -> None:
-        self._send(block)
+        self._stage = "sending"
+        with self._still():
+            self._send(block)
+        self._stage = "sent"
         if lost := self._send.take_lost_rows():
             self._runner.report.count("lost_rows", lost)
         self._runner.report.lap("waiting to insert")
@@ -173,7 +201,8 @@ class ActorLoop(RowLoop):
     def _refresh(self) -> None:
         """Take newer weights when they have arrived; ask for them without waiting, unless synchronous."""
         if self._synchronous:
-            found: Any = patiently(lambda: self._weights.wait(self._recorder.version))
+            with self._still():
+                found: Any = patiently(lambda: self._weights.wait(self._recorder.version))
             if found is not None:
                 self._recorder.load(*found)
             self._runner.report.lap("waiting for weights")

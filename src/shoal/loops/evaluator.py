@@ -10,11 +10,13 @@ import numpy as np
 
 from shoal.acting import Policy, Stacker, with_last_reward, zero_where
 from shoal.envs import Envs
-from shoal.loops.loop import Loop
+from shoal.envs.state import NoState
+from shoal.loops.loop import EXACT, Loop
 from shoal.program import current
 from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
+from shoal.state import has_state, load_state, state_of
 from shoal.sync import Condition, monotonic, sign_of_life
 from shoal.types import Columns
 from shoal.versions import NONE, number
@@ -92,9 +94,10 @@ class Evaluator(Loop):
 
     def step(self) -> bool:
         report = self._reporter
-        with self._at_work:
+        with self._still(), self._at_work:
             self._at_work.wait_for(lambda: self._finishing, max(0.0, self._next - monotonic()), "the next evaluation")
-        found = None if self._finishing else patiently(lambda: self._weights.wait(self._version))
+        with self._still():
+            found = None if self._finishing else patiently(lambda: self._weights.wait(self._version))
         begun = monotonic()
         report.lap("waiting")
         if self._finishing or self._confirmed is not None:
@@ -136,11 +139,28 @@ class Evaluator(Loop):
     def state_dict(self) -> dict[str, Any]:
         """What was evaluated last, and what has been confirmed."""
         version, weights = self._confirmed or (NONE, {})
-        return {"version": self._version, "confirmed": version, "weights": dict(weights)}
+        state = {"version": self._version, "confirmed": version, "weights": dict(weights)}
+        exact: dict[str, Any] = {"next": self._next, "reporter": self._reporter.state_dict()}
+        exact["best"] = None if self._best is None else list(self._best)
+        if has_state(self._policy):
+            exact["policy"] = state_of(self._policy)
+        try:
+            exact["environments"] = self._envs.state_dict()
+        except NoState as reason:
+            exact["why"] = str(reason)
+        return state | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._version = state["version"]
         self._confirmed = None if state["confirmed"] == NONE else (state["confirmed"], dict(state["weights"]))
+        if (exact := state.get(EXACT)) is None:
+            return
+        self._next, self._best = exact["next"], None if exact["best"] is None else tuple(exact["best"])
+        self._reporter.load_state_dict(exact["reporter"])
+        if "policy" in exact:
+            load_state(self._policy, exact["policy"])
+        if "environments" in exact:
+            self._envs.load_state_dict(exact["environments"])
 
     def close(self) -> None:
         self._envs.close()

@@ -12,7 +12,7 @@ from torch import nn
 
 from shoal.batches import Batch
 from shoal.loops.keeper import Keeper
-from shoal.loops.loop import Loop
+from shoal.loops.loop import EXACT, Loop, without_exact
 from shoal.loops.prefetch import Prefetch
 from shoal.nets.targets import copy_to_targets
 from shoal.nets.transfer import freeze, transfer
@@ -91,6 +91,7 @@ class LearnerLoop(Loop):
         self._device = torch.device(device)
         self._leads = rank == 0
         self._updates = 0
+        self._published = NONE
         self.progress = 0  # updates applied in this life; the supervisor asks for it
         self._refused = 0
         self._reporter = Reporter(metrics)
@@ -118,7 +119,7 @@ class LearnerLoop(Loop):
             lambda: futures(replay).sample(table, batch, timeout=timeout),
             observation_space,
             self._device,
-            ahead=prefetch,
+            ahead=prefetch if scheduler() is None else None,  # inline nothing is gained by it (decision 0029)
             idle=self._look_around,
         )
         self._reporter.lap("starting")
@@ -126,7 +127,8 @@ class LearnerLoop(Loop):
     def step(self) -> bool:
         if self._finishing or (self._max_updates is not None and self._updates >= self._max_updates):
             return self._end()
-        sample, batch = self._take()
+        with self._still():
+            sample, batch = self._take()
         self._reporter.lap("waiting for data")
         if self._finishing:
             return self._end()
@@ -186,8 +188,13 @@ class LearnerLoop(Loop):
             state: dict[str, Any] = as_arrays(self.state_dict())
             return state
 
+    @property
+    def updates(self) -> int:
+        return self._updates
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"updates": self._updates, "refused": self._refused}
+        state[EXACT] = {"published": self._published, "reporter": self._reporter.state_dict()}
         if has_state(self._learner):
             return state | {"learner": self._learner.state_dict()}
         return state | {"weights": export_weights(self._learner.network)}
@@ -199,6 +206,9 @@ class LearnerLoop(Loop):
             transfer(self._learner.network, state["weights"], partial=state.get("partial", False))
             copy_to_targets(self._learner)
         self._updates, self._refused = state["updates"], state["refused"]
+        if EXACT in state:
+            self._published = state[EXACT]["published"]
+            self._reporter.load_state_dict(state[EXACT]["reporter"])
 
     # ---- data and weights
 
@@ -228,7 +238,7 @@ class LearnerLoop(Loop):
             self._updates = number(found[0])
             import_weights(self._learner.network, found[1])
         if kept is not None:
-            self.load_state_dict(as_tensors(kept))
+            self.load_state_dict(as_tensors(without_exact(kept)))
             if self._leads and not alone:
                 sleep(2 * PATIENCE)  # what lost learners asked for must not be answered with data for the new ones
         if self._leads:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from shoal.services.metrics import Reporter
@@ -12,13 +14,27 @@ HELD_UP = 0.1  # the same at the end of a run, when who has not ended by then wa
 
 
 class Loop:
-    """A node that is driven by its `step`. `_at_work` is held while a step changes what is reported or published."""
+    """A node that is driven by its `step`. `_at_work` is held while a step changes what is reported or published.
 
+    `still` is True where a step waits and could as well begin again, from the state that the loop has there: then a
+    checkpoint can be taken. What is of use only to a run of which all nodes go on together is `EXACT` in its state.
+    """
+
+    still = False
     _reporter: Reporter
 
     def __init__(self) -> None:
         self._finishing = self._ended = False
         self._at_work = Condition()
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Around a wait from which a step could begin again."""
+        self.still = True
+        try:
+            yield
+        finally:
+            self.still = False
 
     def finish(self) -> None:
         """End with the present step. One that waits for others may never get there: `report` speaks for it."""
@@ -39,6 +55,14 @@ class Loop:
         self.report()
         self._ended = True
         return False
+
+
+EXACT = "exact"  # the part of a state that is of use only where everything goes on together
+
+
+def without_exact(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state for a node that goes on by itself, among others that begin anew or are elsewhere by now."""
+    return {name: part for name, part in state.items() if name != EXACT}
 
 
 class RowLoop(Loop):

@@ -18,7 +18,7 @@ from shoal.sync import monotonic, process_ends, sleep
 class Prefetch:
     """Keeps `ahead` + 1 requests under way. `take` gives the oldest answer, `ask` makes the next request.
 
-    On CUDA the next batch is copied, through pinned memory and on a stream of its own, while one is trained.
+    With `ahead` None there is none but that of `take`, which changes nothing until its answer is there. On CUDA the next batch is copied, through pinned memory and on a stream of its own, while one is trained.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Prefetch:
         observation_space: Any,
         device: torch.device,
         *,
-        ahead: int = 1,
+        ahead: int | None = 1,
         idle: Callable[[], None] = lambda: None,  # called now and then while there is no answer
     ) -> None:
         self._request, self._space, self._device, self._idle = request, observation_space, device, idle
@@ -36,11 +36,13 @@ class Prefetch:
         self._asked: collections.deque[Future] = collections.deque()
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: tuple[Sample, Batch] | None = None
-        for _ in range(ahead + 1):
+        self._wanted = 0 if ahead is None else ahead + 1
+        for _ in range(self._wanted):
             self.ask()
 
     def ask(self) -> None:
-        self._asked.append(self._request())
+        if len(self._asked) < self._wanted:
+            self._asked.append(self._request())
 
     def take(self) -> tuple[Sample, Batch]:
         """The next sample and its batch, which may share memory until the next request."""
@@ -67,7 +69,8 @@ class Prefetch:
         deadline: float | None = None
         while True:
             try:
-                sample: Sample = self._asked.popleft().result()
+                asked = self._asked.popleft() if self._asked else self._request()
+                sample: Sample = asked.result()
                 self.there = sample.table_size - len(sample)
                 return sample
             except ReplayTimeout:

@@ -16,15 +16,16 @@ from shoal.envs import Envs
 from shoal.loops.actor import EnvRunner
 from shoal.loops.keeper import Keeper
 from shoal.loops.learner import MAX_REFUSED, NonFinite
-from shoal.loops.loop import Loop, RowLoop
+from shoal.loops.loop import EXACT, Loop, RowLoop
 from shoal.nets.transfer import freeze, transfer
-from shoal.nets.weights import export_buffers, export_weights, import_buffers
+from shoal.nets.weights import export_buffers, export_weights, import_buffers, import_weights
 from shoal.program import Background, NodeDied, current, futures
 from shoal.retry import patiently
 from shoal.services.gradients import STATES, GradientServer, states_of
 from shoal.services.metrics import LASTING, Metrics, Reporter
 from shoal.services.weights import WeightStore
-from shoal.state import has_state, load_state, state_of
+from shoal.state import as_arrays, as_tensors, has_state, load_state, state_of
+from shoal.sync import monotonic
 from shoal.types import Array, Columns
 from shoal.versions import make_version
 
@@ -101,9 +102,11 @@ class WorkerLoop(RowLoop):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Where its environments stand and what its policy holds; the parameters are the service's."""
-        parts = {"recorder": self._recorder, "policy": self._worker.policy, "environments": self._runner}
-        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        """Where its environments stand, what its policy holds, and the parameters that it has of the service's."""
+        exact: dict[str, Any] = {"reporter": self._reporter.state_dict()}
+        if has_state(self._worker):
+            exact["worker"] = as_arrays(state_of(self._worker))
+        return self._row_state() | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of episodes; the first gradient that is pushed brings the service's parameters."""
@@ -111,9 +114,14 @@ class WorkerLoop(RowLoop):
             load_state(self._worker.policy, state["policy"])
         if self._runner.load_state_dict(state["environments"]):
             load_state(self._recorder, state["recorder"])
+        if (exact := state.get(EXACT)) is not None:
+            self._reporter.load_state_dict(exact["reporter"])
+            if "worker" in exact:
+                load_state(self._worker, as_tensors(exact["worker"]))
 
     def _row_state(self) -> dict[str, Any]:
-        return self.state_dict()
+        parts = {"recorder": self._recorder, "policy": self._worker.policy, "environments": self._runner}
+        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
 
     def close(self) -> None:
         self._runner.envs.close()
@@ -181,6 +189,7 @@ class Publisher(Loop):
         self._reporter = Reporter(metrics)
         self._service = Reporter(metrics, STATES, LASTING)
         self._counted: dict[str, int] = {}
+        self._look_around = 0.0
         self._publish()
         self._reporter.lap("starting")
 
@@ -189,7 +198,9 @@ class Publisher(Loop):
         if finished:
             return self._end()
         with self._at_work:
-            newer = self._gradients.pull(self._publish_every, PAUSE)
+            with self._still():
+                newer = self._gradients.pull(self._publish_every, max(0.0, self._look_around - monotonic()))
+            self._look_around = monotonic() + PAUSE
             self._reporter.lap("waiting for gradients")
             if newer or self._keeper.lacks(self._published):
                 self._publish()
@@ -209,6 +220,26 @@ class Publisher(Loop):
             self._count()
         self._service.flush_and_wait()
         super().report()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of the service's parameters has been published, and when it looks around next."""
+        exact = {"network": export_weights(self._network), "gradients": self._gradients.state_dict()}
+        exact |= {"published": self._published, "look_around": self._look_around, "counted": dict(self._counted)}
+        exact |= {"reporter": self._reporter.state_dict(), "service": self._service.state_dict()}
+        return {EXACT: exact}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        exact = state[EXACT]
+        import_weights(self._network, exact["network"])
+        self._gradients.load_state_dict(exact["gradients"])
+        self._published, self._look_around = exact["published"], exact["look_around"]
+        self._counted = dict(exact["counted"])
+        self._reporter.load_state_dict(exact["reporter"])
+        self._service.load_state_dict(exact["service"])
+
+    @property
+    def updates(self) -> int:
+        return self._gradients.version
 
     def _publish(self) -> None:
         generation = current().restarts + self._gradients.lives

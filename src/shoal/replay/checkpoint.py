@@ -24,10 +24,10 @@ from shoal.types import Array
 
 from . import manifest as checks
 from .arrays import as_slice
-from .chunks import Schema, Store
+from .chunks import Schema, Store, Streams
 from .errors import BadCheckpoint
 from .files import pack, read_header, read_whole, sync_directory, unpack, write_whole
-from .intake import Intake
+from .intake import Arriving, Intake, KnownWriter
 from .memory import Memory
 from .tables import EMPTY, RunningTable
 
@@ -105,6 +105,7 @@ def take_snapshot(tables: Mapping[str, RunningTable], intake: Intake, copy: Copi
             "tables": descriptions,
             "writers": {writer.name: [writer.life, writer.sequence] for writer in intake.writers.values()},
             "ended": {name: list(lives) for name, lives in intake.ended.items()},
+            "open": _describe_open(intake, stores, arrays),
         },
         arrays=arrays,
         stores=stores,
@@ -113,6 +114,25 @@ def take_snapshot(tables: Mapping[str, RunningTable], intake: Intake, copy: Copi
         growing=[np.concatenate([empty, *(s.growing() for s in streams if s.store is store)]) for store in stores],
         tickets=[store.begin_reading() for store in stores],
     )
+
+
+def _describe_open(intake: Intake, stores: list[Store], arrays: dict[str, Array]) -> dict[str, Any]:
+    """Where the streams of writers stand, and which items of their newest blocks limiters hold up."""
+    described: dict[str, Any] = {}
+    for name, writer in intake.writers.items():
+        if (streams := writer.streams) is None:
+            continue
+        arrays[f"writer {name}|layers"] = streams.layers.copy()
+        described[name] = streams.saved() | {
+            "store": stores.index(streams.store),
+            "accepted": dict(writer.accepted),
+            "refused": dict(writer.refused),
+            "arriving": list(writer.arriving),
+        }
+        for table, arriving in writer.arriving.items():
+            mark = f"writer {name}|{table}|"
+            arrays.update({mark + column: values.copy() for column, values in arriving.left().items()})
+    return described
 
 
 def manifest_name(tag: str | None) -> str:
@@ -178,7 +198,7 @@ def _remove_leftovers(path: Path, logs: set[str], manifest: str, keep: Collectio
 
 
 def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
-    """Which chunks of a store the items refer to, as a mask over chunks."""
+    """Which chunks of a store items refer to, or those to come may, as a mask over chunks."""
     store = snapshot.stores[index]
     used = np.zeros(len(snapshot.following[index]), bool)
     for name, described in snapshot.header["tables"].items():
@@ -192,6 +212,9 @@ def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
             used[chunk] = True
             further = beyond > 0
             chunk, beyond = snapshot.following[index][chunk[further]], beyond[further] - 1
+    for name, described in snapshot.header["open"].items():
+        if described["store"] == index:
+            used[snapshot.arrays[f"writer {name}|layers"].ravel()] = True  # later items may begin there
     return used
 
 
@@ -231,6 +254,7 @@ class Loaded:
     arrays: dict[str, Array]
     stores: list[Store]
     saved: Saved
+    writers: dict[str, KnownWriter] = field(default_factory=dict)
 
     def arrays_of(self, table: str) -> dict[str, Array]:
         mark = f"table {table}|"
@@ -250,7 +274,11 @@ def load(
         loaded = Loaded(header, arrays, [], Saved())
         for index, store in enumerate(checks.listed(header["stores"], "the stores", 1000)):
             _load_store(path, loaded, index, store, memory)
-        return loaded, _restore_tables(loaded, tables)
+        restored = _restore_tables(loaded, tables)
+        loaded.writers = _restore_writers(loaded, restored)
+        for store in loaded.stores:
+            store.free_unreferenced()
+        return loaded, restored
     except BadCheckpoint:
         raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError) as error:
@@ -331,16 +359,44 @@ def _restore_tables(loaded: Loaded, tables: Mapping[str, RunningTable]) -> dict[
         if store is None or view is None:
             checks.need(store is None and view is None and not len(items), f"table {name!r} has items without rows")
         else:
-            stored = np.zeros(store.fresh, bool)
-            for record in loaded.saved.records[store.schema]:
-                stored[record.chunks[record.chunks >= 0]] = True
-            checks.check_rows(items, store.following[: store.fresh], stored, store.shift)
+            checks.check_rows(items, store.following[: store.fresh], _stored(loaded, store), store.shift)
             checks.check_view(view, store.schema, items, arrays, fresh)
         fresh.restore(numbers, arrays, store, view)
         restored[name] = fresh
-    for store in loaded.stores:
-        store.free_unreferenced()
     return restored
+
+
+def _stored(loaded: Loaded, store: Store) -> Array:
+    """Which chunks the checkpoint has rows of."""
+    stored = np.zeros(store.fresh, bool)
+    for record in loaded.saved.records[store.schema]:
+        stored[record.chunks[record.chunks >= 0]] = True
+    return stored
+
+
+def _restore_writers(loaded: Loaded, tables: Mapping[str, RunningTable]) -> dict[str, KnownWriter]:
+    """The writers as they were, each in the middle of its newest block if that was held up."""
+    lives = loaded.header["writers"]
+    writers = {name: KnownWriter(name, life, sequence) for name, (life, sequence) in lives.items()}
+    begun = [np.zeros(store.fresh, bool) for store in loaded.stores]  # chunks that a stream has
+    for name, given in checks.mapping(loaded.header.get("open", {}), "the open streams").items():
+        checks.need(name in writers, f"there are streams of a writer {name!r} that is not known")
+        numbers = checks.check_streams(name, given, len(loaded.stores))
+        store = loaded.stores[numbers["store"]]
+        layers = loaded.arrays[f"writer {name}|layers"]
+        checks.check_layers(numbers, layers, store, begun[numbers["store"]])
+        writer = writers[name]
+        writer.streams = Streams.restored(store, numbers, layers)
+        for record in loaded.saved.records[store.schema]:  # rows are still to come: the next save writes them again
+            record.generations[np.isin(record.chunks, writer.streams.growing())] = -1
+        writer.accepted, writer.refused = dict(given["accepted"]), dict(given["refused"])
+        for table in given["arriving"]:
+            checks.need(tables[table].store is store, f"items of writer {name!r} are for a table of other rows")
+            mark = f"writer {name}|{table}|"
+            columns = {key.removeprefix(mark): values for key, values in loaded.arrays.items() if key.startswith(mark)}
+            checks.check_arriving(columns, store, _stored(loaded, store), tables[table])
+            writer.arriving[table] = Arriving.of(columns)
+    return writers
 
 
 def _concatenate(arrays: list[Array]) -> Array:

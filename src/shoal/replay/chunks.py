@@ -289,6 +289,20 @@ class Streams:
         self._base = first_row  # row number of the first place of the first layer held
         self.layers = np.empty((0, environments), np.int64)  # chunks, one per environment for the same rows
 
+    def saved(self) -> dict[str, int]:
+        """What a checkpoint keeps beside the layers; rows that are being copied are not in it."""
+        numbers = {"first_row": self.first_row, "rows": self.written, "base": self._base}
+        return numbers | {"environments": self.environments}
+
+    @staticmethod
+    def restored(store: Store, numbers: Mapping[str, int], layers: Array) -> Streams:
+        """Streams that go on where they were saved."""
+        streams = Streams(store, numbers["environments"], numbers["first_row"])
+        streams.rows = streams.written = numbers["rows"]
+        streams._base, streams.layers = numbers["base"], layers.copy()
+        store.hold(layers.ravel())
+        return streams
+
     def reserve(self, count: int) -> list[Piece]:
         """Places for `count` more rows of every environment."""
         length, begin = self.store.length, self.rows - self._base

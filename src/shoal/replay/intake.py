@@ -34,6 +34,19 @@ class Arriving:
     def __len__(self) -> int:
         return len(self.start) - self.done
 
+    def left(self) -> dict[str, Array]:
+        """The columns of those that are not in yet."""
+        columns = {"start": self.start, "length": self.length, "history": self.history, "priorities": self.priorities}
+        columns |= self.states | ({} if self.versions is None else {"versions": self.versions})
+        return {name: values[self.done :] for name, values in columns.items()}
+
+    @staticmethod
+    def of(columns: Mapping[str, Array]) -> Arriving:
+        """The items of columns that `left` has given."""
+        states = {name: values for name, values in columns.items() if name.startswith("state/")}
+        start, length, history = columns["start"], columns["length"], columns["history"]
+        return Arriving(start, length, history, columns["priorities"], states, columns.get("versions"))
+
     def move(self, count: int, table: RunningTable) -> None:
         """Insert the next `count` into the table."""
         end = self.done + count
@@ -103,14 +116,14 @@ class Intake:
                 self._tables[name].repeated += len(items.spans)
 
     def restart(
-        self, stores: Iterable[Store], writers: Mapping[str, tuple[str, int]], ended: Mapping[str, list[str]]
+        self, stores: Iterable[Store], writers: Mapping[str, KnownWriter], ended: Mapping[str, list[str]]
     ) -> None:
-        """Go on from a checkpoint: with its stores, and knowing which blocks of which writers are in it."""
+        """Go on from a checkpoint: with its stores, and writers of which it knows what is in it."""
         self.ended = {name: list(lives) for name, lives in ended.items()}
         for name in list(self.writers):
             self.forget(name)
         self.stores = {store.schema: store for store in stores}
-        self.writers = {name: KnownWriter(name, life, sequence) for name, (life, sequence) in writers.items()}
+        self.writers = dict(writers)
 
     def let_go(self, writer: KnownWriter) -> None:
         """Drop the chunks of a writer that is gone, once none of its calls uses them."""
@@ -124,17 +137,17 @@ class Intake:
         rows, environments = check_block(block, streams, self._tables, familiar)
         writer.arrays = arrays
         if streams is None or streams.rows != block.first_row:  # new, or rows were lost with a restart of the service
-            store = self.store(schema_of(block.columns), block)
+            store = self.store(schema_of(block.columns))
             if streams is not None:
                 streams.close()
             streams = writer.streams = Streams(store, environments, block.first_row)
+        streams.store.fit(block.window)
         return streams, streams.reserve(rows)
 
-    def store(self, schema: Schema, block: Block) -> Store:
+    def store(self, schema: Schema) -> Store:
         store = self.stores.get(schema)
         if store is None:
             store = self.stores[schema] = Store(schema, self._chunk_length or chunk_length_for(schema), self._memory)
-        store.fit(block.window)
         return store
 
     def receive(self, writer: KnownWriter, streams: Streams, block: Block) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.types import Array
 
-from .chunks import Schema, row_bytes
+from .chunks import Schema, Store, row_bytes
 from .files import MOST_COMPRESSED
 from .limiters import Round
 from .memory import Memory
@@ -241,3 +241,52 @@ def check_writers(header: Mapping[str, Any]) -> None:
         check_whole("sequence of a writer", sequence, -1, _MOST_COUNTED)
     for lives in mapping(header["ended"], "the lives that ended").values():
         need(all(type(life) is str for life in listed(lives, "lives", 1000)), "a life is not text")
+
+
+# ---- writers in the middle of their streams
+
+
+def check_streams(name: str, given: Any, stores: int) -> dict[str, int]:
+    """The numbers of a writer's streams."""
+    described = mapping(given, "a writer's streams")
+    limits = {"store": (0, stores - 1), "environments": (1, 1 << 31)}
+    limits |= dict.fromkeys(("first_row", "rows", "base"), (0, _MOST_COUNTED))
+    numbers = {key: check_whole(f"{key} of writer {name!r}", described[key], *limits[key]) for key in limits}
+    for counted in ("accepted", "refused"):
+        for count in mapping(described[counted], f"what was {counted}").values():
+            check_whole(f"{counted} of writer {name!r}", count, 0, _MOST_COUNTED)
+    need(all(type(table) is str for table in listed(described["arriving"], "tables", 1000)), "a table is not a name")
+    return numbers
+
+
+def check_layers(numbers: Mapping[str, int], layers: Array, store: Store, taken: Array) -> None:
+    """The chunks of a writer's streams are there, continue each other, and are nobody else's (`taken`)."""
+    need(layers.dtype == np.int64 and layers.shape[1:] == (numbers["environments"],), "streams have no layers")
+    need(not layers.size or (layers.min() >= 0 and layers.max() < store.fresh), "a stream lies outside of the rows")
+    chunks = layers.ravel()
+    need(len(np.unique(chunks)) == len(chunks) and not taken[chunks].any(), "two streams are in one chunk")
+    taken[chunks] = True
+    need((store.following[layers[:-1]] == layers[1:]).all(), "the chunks of a stream do not continue each other")
+    rows = numbers["rows"] - numbers["base"]
+    need(0 <= rows <= len(layers) << store.shift, "a stream has more rows than room")
+    need(numbers["base"] <= numbers["first_row"] <= numbers["rows"], "a stream begins behind its end")
+
+
+def check_arriving(columns: Mapping[str, Array], store: Store, stored: Array, table: RunningTable) -> None:
+    """The items of a block that a limiter held up, as those of a table."""
+    name, count = table.description.name, len(columns["start"])
+    items = np.zeros(count, ITEM)
+    for column in ("start", "length", "history"):
+        need(columns[column].dtype.kind == "i" and columns[column].ndim == 1, f"items for table {name!r} lie nowhere")
+        items[column] = columns[column]
+    need(((items["length"] >= 1) & (items["history"] >= 0) & (items["history"] < items["length"])).all(), "no rows")
+    need(all(len(values) == count for values in columns.values()), f"columns of items for table {name!r} differ")
+    check_priorities(name, columns["priorities"])
+    check_rows(items, store.following[: store.fresh], stored, store.shift)
+    need(("versions" in columns) == isinstance(table.limiter, Round), f"items for table {name!r} have no versions")
+    states = {key: values for key, values in columns.items() if key.startswith("state/")}
+    need(
+        {key: (v.shape[1:], v.dtype) for key, v in states.items()}
+        == {key: (v.shape[1:], v.dtype) for key, v in table.states.items()},
+        "items have other states than their table",
+    )

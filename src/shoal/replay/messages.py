@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pickle import PickleBuffer
@@ -58,6 +59,16 @@ class Items:
     priorities: Array  # float64 [items]
     states: dict[str, Array] = field(default_factory=dict)  # "state/…" columns at each item's first row, [items, ...]
 
+    def state_dict(self) -> dict[str, Any]:
+        """All but the view, which is the writer's pattern's."""
+        spans = self.spans
+        packed = np.stack([np.asarray(part) for part in (spans.environment, spans.start, spans.length, spans.history)])
+        return {"spans": packed, "priorities": self.priorities.copy(), "states": copy.deepcopy(self.states)}
+
+    @staticmethod
+    def from_state(view: View, state: Mapping[str, Any]) -> Items:
+        return Items(view, _unpack_spans(state["spans"]), state["priorities"], dict(state["states"]))
+
 
 def version_row(first: Rows, length: Rows) -> Rows:
     """The row whose version an item belongs to: its last. Its first was acted on before new weights came, as the one on
@@ -77,6 +88,16 @@ class Block:
     window: int  # the longest item of this writer, in rows
     columns: dict[str, Array]  # [T, B, ...]
     items: dict[str, Items]
+
+    def state_dict(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("writer", "life", "sequence", "first_row", "window")}
+        items = {table: items.state_dict() for table, items in self.items.items()}
+        return {**plain, "columns": copy.deepcopy(self.columns), "items": items}
+
+    @staticmethod
+    def from_state(views: Mapping[str, View], state: Mapping[str, Any]) -> Block:
+        items = {table: Items.from_state(views[table], part) for table, part in state["items"].items()}
+        return Block(**{**state, "columns": dict(state["columns"]), "items": items})
 
 
 @dataclass(slots=True)

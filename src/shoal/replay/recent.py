@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,21 @@ class Recent:
         for name, values in columns.items():
             self._columns[name][filled : filled + count] = values
         self._end += count
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows that are kept, and the number behind the last of them."""
+        filled = self._end - self._first
+        kept = min(filled, self._window)
+        rows = {name: values[filled - kept : filled].copy() for name, values in self._columns.items()}
+        return {"end": self._end, "rows": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._columns, self._room = {}, 0
+        self._first = self._end = state["end"]
+        kept = max((len(rows) for rows in state["rows"].values()), default=0)
+        if kept:
+            self._first = self._end = state["end"] - kept
+            self.append({name: np.asarray(rows) for name, rows in state["rows"].items()}, kept)
 
     def take_back(self, count: int) -> None:
         """Undo the last append."""

@@ -20,6 +20,7 @@ from .. import sync
 from . import checkpoint
 from .chunks import Store, write
 from .columns import Batch
+from .contents import contents
 from .description import Table
 from .errors import ReplayClosed, ReplayTimeout
 from .extensions import Extension
@@ -262,6 +263,11 @@ class Replay:
         with self._changed:
             return {name: describe(table) for name, table in self._tables.items()}
 
+    def contents(self) -> dict[str, Any]:
+        """All tables as plain data, to be compared with another replay's; not for large ones."""
+        with self._changed:
+            return contents(self._tables, self._intake)
+
     def save(
         self, path: str | os.PathLike[str], *, tag: str | None = None, keep: Collection[str] = ()
     ) -> dict[str, float]:
@@ -301,7 +307,7 @@ class Replay:
             loaded, tables = checkpoint.load(place, self._memory, self._tables, name)
             with self._changed:
                 self._tables.update(tables)
-                self._intake.restart(loaded.stores, loaded.header["writers"], loaded.header["ended"])
+                self._intake.restart(loaded.stores, loaded.writers, loaded.header["ended"])
                 self._saved = {place: loaded.saved}
                 self._changed.notify_all()
 

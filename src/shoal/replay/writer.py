@@ -113,6 +113,37 @@ class Writer:
         self.flush()
         self._replay.forget_writer(self.name)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is not with the service: plain data, with which a writer of the same patterns goes on in the
+        same life. A service that goes on with it must have been saved at the same moment."""
+        position = self._next_position
+        return {
+            "life": self._life,
+            "sequence": self._sequence,
+            "next_row": self._next_row,
+            "first_unsent": self._first_unsent,
+            "next_position": None if position is None else position.copy(),
+            "recent": self._recent.state_dict(),
+            "kinds": {name: [list(shape), dtype.str] for name, (shape, dtype) in (self._kinds or {}).items()},
+            "blocks": [{name: values.copy() for name, values in block.items()} for block in self._blocks],
+            "items": {table: [items.state_dict() for items in parts] for table, parts in self._items.items()},
+            "unsent": None if self._unsent is None else self._unsent.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._life, self._sequence = state["life"], state["sequence"]
+        self._next_row, self._first_unsent = state["next_row"], state["first_unsent"]
+        self._next_position = None if state["next_position"] is None else np.array(state["next_position"])
+        if state["kinds"]:
+            self._begin({name: (tuple(shape), np.dtype(kind)) for name, (shape, kind) in state["kinds"].items()})
+        self._recent.load_state_dict(state["recent"])
+        views = {table: pattern.view for table, pattern in self._patterns.items()}
+        self._blocks = [dict(block) for block in state["blocks"]]
+        self._items = {
+            table: [Items.from_state(views[table], part) for part in parts] for table, parts in state["items"].items()
+        }
+        self._unsent = None if state["unsent"] is None else Block.from_state(views, state["unsent"])
+
     def _send(self, block: Block, timeout: float | None) -> Inserted:
         self._unsent = block
         try:

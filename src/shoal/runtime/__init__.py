@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from shoal.errors import UserError
@@ -43,12 +44,14 @@ def launch(
     seed: int = 0,
     supervisor: Supervisor | None = None,
     ray_address: str | None = None,
+    states: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Start a program. Runtimes are imported only when they are used."""
+    """Start a program. Runtimes are imported only when they are used. `states` (inline) are those of all nodes of such
+    a program at one moment, from which it goes on."""
     if runtime == "inline":
         from shoal.runtime.inline import InlineRun
 
-        return InlineRun(program, seed=seed, supervisor=supervisor)
+        return InlineRun(program, seed=seed, supervisor=supervisor, states=states)
     if runtime == "local":
         from shoal.runtime.local.run import LocalRun
 

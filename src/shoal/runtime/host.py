@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,25 @@ def prepare(context: Context, threads: int = 1) -> None:
     if torch is not None:
         torch.set_num_threads(threads)
         torch.manual_seed(context.seed)
+
+
+def generator_states() -> dict[str, Any]:
+    """The state of the global generators, as plain data."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    version, numbers, gauss = random.getstate()
+    states: dict[str, Any] = {"numpy": [kind, keys, *rest], "python": [version, list(numbers), gauss]}
+    if (torch := sys.modules.get("torch")) is not None:
+        states["torch"] = torch.get_rng_state()
+    return states
+
+
+def load_generator_states(states: Mapping[str, Any]) -> None:
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, keys, *rest))
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if (torch := sys.modules.get("torch")) is not None and "torch" in states:
+        torch.set_rng_state(states["torch"])
 
 
 class Heart:

@@ -4,15 +4,19 @@ Every node has a thread (a blocked call must be able to yield, and torch's grad 
 that holds the baton runs. A node gives the baton away after each `step` and wherever it waits. Time is virtual: a step
 takes a millisecond, and when everybody waits the clock jumps to the nearest deadline. When nobody can ever go on, the
 run says who waits for what.
+
+While the driver has its turn everybody else stands still, at the end of a step or where it waits: `states` are those of
+one moment, and a run that starts from them goes on as this one does (decision 0029).
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +29,8 @@ from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Event, Finished, Supervision
 
 TICK = 1e-3  # virtual seconds a step takes
+BUILDING = 60.0  # virtual seconds in which nodes that go on from a state must have been made
+SHARED = "run"  # the name of what nodes share, among their states
 
 
 class Deadlock(RuntimeError):
@@ -40,6 +46,7 @@ class Task:
     """A thread that takes part in passing the baton."""
 
     name: str
+    place: tuple[int, ...] = (-1,)  # in the order of turns: that of the program, whenever a thread was started
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     predicate: Callable[[], bool] | None = None
     deadline: float | None = None
@@ -73,6 +80,10 @@ class Baton:
     def monotonic(self) -> float:
         return self.now
 
+    def after(self, seconds: float) -> float:
+        """The time so many seconds from now; to nanoseconds, or it would depend on when somebody begins to wait."""
+        return round(self.now + seconds, 9)
+
     @contextlib.contextmanager
     def driving(self) -> Iterator[None]:
         """Within this context the current thread takes part; nodes' threads do anyway, the driver's only here."""
@@ -83,8 +94,8 @@ class Baton:
         finally:
             sync.set_scheduler(before)
 
-    def spawn(self, name: str, body: Callable[[], None], idle: bool = False) -> Task:
-        task = Task(name, idle=idle)
+    def spawn(self, name: str, place: tuple[int, ...], body: Callable[[], None], idle: bool = False) -> Task:
+        task = Task(name, place, idle=idle)
 
         def run() -> None:
             task.turn.acquire()
@@ -101,18 +112,20 @@ class Baton:
 
         task.thread = threading.Thread(target=run, name=name, daemon=True)
         task.thread.start()
-        self.tasks.append(task)
+        bisect.insort_right(self.tasks, task, key=lambda one: one.place)
         return task
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None, why: str) -> bool:
         if predicate():
             return True
-        self._wait(predicate, None if timeout is None else self.now + timeout, why)
+        if timeout is not None and timeout <= 0:
+            return False  # as for who has waited until now, and has its turn
+        self._wait(predicate, None if timeout is None else self.after(timeout), why)
         return predicate()
 
     def yield_turn(self) -> None:
         self.turns += 1
-        self.now += TICK
+        self.now = self.after(TICK)
         self._wait(None, None, "")
 
     def _wait(self, predicate: Callable[[], bool] | None, deadline: float | None, why: str) -> None:
@@ -218,6 +231,7 @@ class _Futures:
 
     def __init__(self, run: InlineRun, caller: str, callee: str) -> None:
         self._run, self._name, self._callee = run, f"{caller}→{callee}", callee
+        self._place = (*run.place(caller), *run.place(callee))
         self._queue: collections.deque[tuple[str, Any, Any, _InlineFuture]] = collections.deque()
         self._task: Task | None = None
 
@@ -226,7 +240,7 @@ class _Futures:
         args, kwargs = _copy((args, kwargs))  # as they are now: the caller may change them before the call runs
         self._queue.append((method, args, kwargs, future))
         if self._task is None:
-            self._task = self._run.baton.spawn(self._name, self._work, idle=True)
+            self._task = self._run.baton.spawn(self._name, self._place, self._work, idle=True)
         self._task.idle = False
         return future
 
@@ -250,8 +264,16 @@ def _copy(value: Any) -> Any:
 class InlineRun:
     """A program driven by the thread that calls `wait`."""
 
-    def __init__(self, program: Program, *, seed: int = 0, supervisor: Supervisor | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        seed: int = 0,
+        supervisor: Supervisor | None = None,
+        states: Mapping[str, Any] | None = None,  # those of a run like this one, at the moment from which this goes on
+    ) -> None:
         self.program = program
+        self._order = {name: index for index, name in enumerate(program.nodes)}
         self.baton = Baton()
         self.supervisor = supervisor or Supervisor()
         self._supervision = Supervision(program, self, self.supervisor, seed, self.baton.monotonic)
@@ -260,7 +282,12 @@ class InlineRun:
         self._told: list[Event] = []
         self._gone: set[str] = set()  # lost and not started again yet
         self._turns_seen = -1
+        self._in_step: set[str] = set()
+        self._held = states is not None  # nobody makes a step before all have their states
+        self._until: Callable[[], bool] = lambda: False
         self._supervision.start_all()
+        if states is not None:
+            self._go_on_from(states)
 
     # ---- using it
 
@@ -268,10 +295,14 @@ class InlineRun:
         assert isinstance(handle, Handle)
         return self._client("main", handle.name)
 
-    def wait(self, seconds: float) -> None:
-        """Drive the nodes for `seconds` of virtual time."""
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Drive the nodes for `seconds` of virtual time, or `until` something is so, asked once per round of turns."""
+        deadline, self._until = self.baton.after(seconds), until
         with self.baton.driving():
-            self._supervision.wait(seconds)
+            while True:
+                self._supervision.tick(deadline)
+                if self.baton.now >= deadline or until():
+                    break
         stuck = [] if self._supervision.restarting() or self._supervision.finished else self.baton.stuck()
         if stuck and self.baton.turns == self._turns_seen:
             raise Deadlock(deadlock_report(stuck))
@@ -299,13 +330,66 @@ class InlineRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # ---- everything at one moment
+
+    def place(self, name: str) -> tuple[int, ...]:
+        return (self._order.get(name, -1),)
+
+    def target(self, name: str) -> Any:
+        """A node's own object; to be looked at while the driver has its turn, and never called where it may wait."""
+        return self._targets.get(name)
+
+    def still(self, ended: bool = False) -> bool:
+        """Whether every node is between two steps, or where it waits and could begin its step again. One that has ended
+        says nothing of where it would go on: the end of a run is no such moment until it is over."""
+        if self._gone or self._supervision.restarting() or len(self._targets) < len(self.program.nodes):
+            return False
+        if self._supervision.finished and not ended:
+            return False
+        calls = any(not task.idle and not task.ended for task in self.baton.tasks if len(task.place) > 1)
+        return not calls and all(getattr(self._targets[name], "still", False) for name in self._in_step)
+
+    def states(self, ask: Callable[[str, Any], Any]) -> dict[str, Any]:
+        """What `ask(name, target)` makes of every node at this moment, and the state of what they share."""
+        found = {}
+        for name, target in self._targets.items():
+            with self._as(name):
+                found[name] = ask(name, target)
+        return found | {SHARED: {"clock": self.baton.now, "generators": host.generator_states()}}
+
+    def _go_on_from(self, states: Mapping[str, Any]) -> None:
+        with self.baton.driving():
+            built = self.baton.wait_for(
+                lambda: bool(self._told) or len(self._targets) == len(self.program.nodes), BUILDING, "all nodes"
+            )
+        if not built or self._told:  # the driver's next wait says what is wrong
+            self._held = False
+            return
+        self.baton.now = states[SHARED]["clock"]
+        for name, target in self._targets.items():
+            with self._as(name):
+                target.load_state_dict(states[name])
+        host.load_generator_states(states[SHARED]["generators"])
+        self._held = False
+
+    @contextlib.contextmanager
+    def _as(self, name: str) -> Iterator[None]:
+        """As if the node itself did it."""
+        before = current()
+        set_current(self._contexts[name])
+        try:
+            with self.baton.driving():
+                yield
+        finally:
+            set_current(before)
+
     # ---- what the supervision asks for
 
     beats = 0.0
 
     def hear(self, timeout: float) -> list[Event]:
         """Drive the nodes until one of them ends."""
-        self.baton.wait_for(lambda: bool(self._told), timeout, "the run")
+        self.baton.wait_for(lambda: bool(self._told) or self._until(), timeout, "the run")
         events, self._told = self._told, []
         return events
 
@@ -327,7 +411,9 @@ class InlineRun:
                 self._targets[node.name] = target
                 if not callable(getattr(target, "step", None)):
                     return
-                while target.step() is not False:
+                if self._held:
+                    self.baton.wait_for(lambda: not self._held, None, "the states of the others")
+                while self._step(node.name, target) is not False:
                     steps += 1
                     self.baton.yield_turn()
                 self._told.append(Finished(node.name))
@@ -338,7 +424,14 @@ class InlineRun:
                 self.baton.lose(node.name)
                 self._told.append(host.failure(node.name, error, int(getattr(target, "progress", steps))))
 
-        self.baton.spawn(node.name, body)
+        self.baton.spawn(node.name, self.place(node.name), body)
+
+    def _step(self, name: str, target: Any) -> Any:
+        self._in_step.add(name)
+        try:
+            return target.step()
+        finally:
+            self._in_step.discard(name)
 
     def _client(self, caller: str, callee: str) -> Client:
         return Client(callee, _Calls(self, callee), _Futures(self, caller, callee))

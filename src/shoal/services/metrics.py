@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import defaultdict
@@ -125,6 +126,12 @@ class Metrics:
         with self._lock:
             lasting = {node: counts for node, (life, counts) in self._lives.items() if life == LASTING}
             return {
+                "exact": {
+                    "ended": dict(self._ended),
+                    "lives": {node: [life, dict(counts)] for node, (life, counts) in self._lives.items()},
+                    "first_step": self._first_step,
+                    "evaluations": copy.deepcopy(self._evaluations),
+                },
                 "counts": self._totals(but=lasting),
                 "lives": {node: [LASTING, dict(counts)] for node, counts in lasting.items()},
                 "values": dict(self._values),
@@ -143,6 +150,12 @@ class Metrics:
             seconds = state["train_seconds"]
             self._first_step = None if seconds is None else monotonic() - seconds
             self._first_update = state.get("first_update")
+            if "exact" in state:  # by the same clock, and of nodes that count on
+                exact = state["exact"]
+                self._ended = defaultdict(float, exact["ended"])
+                self._lives = {name: (int(life), dict(counts)) for name, (life, counts) in exact["lives"].items()}
+                self._first_step, self._evaluations = exact["first_step"], list(exact["evaluations"])
+                self._forgotten = state["evaluations"] - len(self._evaluations)
 
     def _train_seconds(self) -> float:
         return 0.0 if self._first_step is None else monotonic() - self._first_step
@@ -239,6 +252,21 @@ class Reporter:
     def flush_and_wait(self) -> None:
         """Send what has been gathered, until it has arrived."""
         patiently(lambda: self.flush().result())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been gathered, but for times, and when it is to be sent."""
+        with self._counting:
+            counts = dict(self._counts)
+        values = {name: float(value) for name, value in self.values.items()}
+        told = {"counts": counts, "values": values, "sums": dict(self._sums), "next": self._next}
+        return told | {"last": self._last, "laps": self._laps, "following": dict(self._following)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with self._counting:
+            self._counts = defaultdict(float, state["counts"])
+        self.values, self._next = dict(state["values"]), state["next"]
+        self._last, self._laps, self._following = state["last"], state["laps"], dict(state["following"])
+        self._sums = {name: (total, count) for name, (total, count) in state["sums"].items()}
 
     def _repeat_lost_notes(self) -> None:
         told, self._notes = self._notes, []

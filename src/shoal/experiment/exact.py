@@ -1,0 +1,97 @@
+"""Checkpoints of everything at one moment, on the inline runtime: a run that goes on from one goes on to the last bit.
+
+A checkpoint changes nothing in the run of which it is taken. See decision 0029.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.experiment.ending import EVALUATOR, LEARNER, WEIGHTS
+from shoal.experiment.replay_saves import REPLAY, folder_of, replay_nodes
+from shoal.loops.loop import without_exact
+from shoal.program import Program
+from shoal.runtime import Run
+
+EXACT = "exact"  # in a checkpoint's meta: it is of one moment, and whole
+SHARED = "run"  # the part of what nodes share: clock, global random generators
+
+States = dict[str, Any]
+
+
+def gives_no_state(program: Program) -> list[str]:
+    """The nodes that cannot be part of such a checkpoint."""
+    kinds = {name: node.factory for name, node in program.nodes.items() if name not in replay_nodes(program)}
+    methods = ("state_dict", "load_state_dict")
+    return [name for name, kind in kinds.items() if not all(callable(getattr(kind, one, None)) for one in methods)]
+
+
+class Moment:
+    """Takes the states of all nodes of a run at one moment."""
+
+    def __init__(self, run: Any, program: Program, run_directory: Path) -> None:
+        self._run, self._directory = run, run_directory
+        self._replays = replay_nodes(program)
+
+    @staticmethod
+    def of(run: Run, program: Program, run_directory: Path, saves_replay: bool) -> Moment | None:
+        """Where it can be done: on the inline runtime, with nodes that all give their state."""
+        whole = not gives_no_state(program) and (saves_replay or not replay_nodes(program))
+        return Moment(run, program, run_directory) if hasattr(run, "states") and whole else None
+
+    def still(self, ended: bool = False) -> bool:
+        """Whether now is one; also where nodes have `ended`."""
+        return bool(self._run.still(ended))
+
+    def updates(self) -> int:
+        learner = self._run.target(LEARNER.name)
+        return 0 if learner is None else int(learner.updates)
+
+    def wait(self, seconds: float, until: Callable[[], bool]) -> None:
+        self._run.wait(seconds, until)
+
+    def take(self, tag: str, keep: Collection[str]) -> tuple[States, dict[str, Any]]:
+        """The states of all nodes, and what a checkpoint's meta says of them. Replays save themselves."""
+
+        def ask(name: str, node: Any) -> Any:
+            if name in self._replays:
+                return node.save(str(folder_of(self._directory, name)), tag=tag, keep=keep)
+            return node.state_dict()
+
+        states = self._run.states(ask)
+        saves = {name: tag for name in self._replays if states.pop(name) is not None}
+        weights = states[WEIGHTS.name]
+        states[SHARED]["version"] = weights["version"]
+        states[WEIGHTS.name] = (weights["version"], weights["weights"])  # as others publish it
+        return states, {EXACT: True, REPLAY: saves}
+
+
+def can_go_on(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any], runtime: str) -> bool:
+    """Whether a program can go on exactly where a checkpoint was taken: it has the same nodes."""
+    if not meta.get(EXACT) or runtime != "inline":
+        return False
+    nodes = {name.replace("/", "-") for name in program.nodes if name not in replay_nodes(program)}
+    return {*parts} - {SHARED} == nodes
+
+
+def states_of(program: Program, run: Path, parts: Mapping[str, Any], meta: Mapping[str, Any]) -> States:
+    """The states of a program's nodes, out of the parts of a checkpoint."""
+    states = {name: parts[name.replace("/", "-")] for name in program.nodes if name not in replay_nodes(program)}
+    learner = without_exact(parts[LEARNER.name]) or None
+    states[WEIGHTS.name] = {
+        "version": parts[SHARED]["version"],
+        "weights": parts[WEIGHTS.name],
+        "snapshot": learner,  # for the learner's next life
+    }
+    for node, tag in meta[REPLAY].items():
+        states[node] = {"path": str(folder_of(run, node)), "tag": tag}
+    return states | {SHARED: parts[SHARED]}
+
+
+def for_others(parts: Mapping[str, Any]) -> States:
+    """The parts for a run that goes on in another way: without what only all of them together can use."""
+    kept = {name: part for name, part in parts.items() if name not in (SHARED, EVALUATOR.name)}
+    plain = {name: part if name == WEIGHTS.name else without_exact(part) for name, part in kept.items()}
+    return {name: part for name, part in plain.items() if part}
