@@ -42,6 +42,7 @@ usage: shoal COMMAND …
   shoal sweep FILE.toml                  try values of options, over seeds, several runs at a time
   shoal runs                             runs and their state; shoal status RUN: one of them, while it goes on
   shoal compare RUN...                   returns over seeds, with intervals; shoal diff A B: what two differ in
+  shoal verify ALGORITHM --env ENV       prove that a killed run resumes to the last bit
   shoal plot RUN...                      draw runs, with mean and spread over seeds
   shoal algorithms                       what can be trained with
   shoal completion                       a script that completes these words in bash and zsh

@@ -45,9 +45,10 @@ def killed(cfg: Any, path: Path, patch: pytest.MonkeyPatch, **options: Any) -> N
         save(self, parts, meta)
         raise Killed
 
-    with patch.context() as patched, pytest.raises(Killed):
+    with patch.context() as patched:
         patched.setattr(Checkpoints, "save", last_words)
-        train(cfg, run_dir=str(path), **{**OPTIONS, **options})
+        with pytest.raises(Killed):
+            train(cfg, run_dir=str(path), **{**OPTIONS, **options})
 
 
 def found_differences(one: Path, other: Path, cfg: Any) -> list[str]:

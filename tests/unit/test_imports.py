@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "schedules": ("", ""),
     "state": ("", "numpy torch"),
     "buffers": ("", "numpy"),
-    "program": ("", "numpy"),
+    "program": ("sync", "numpy"),
     "retry": ("program sync", ""),
     "config": ("errors factories", ""),
     "options": ("config", ""),

@@ -18,7 +18,8 @@ from shoal.sync import monotonic, process_ends, sleep
 class Prefetch:
     """Keeps `ahead` + 1 requests under way. `take` gives the oldest answer, `ask` makes the next request.
 
-    With `ahead` None there is none but that of `take`, which changes nothing until its answer is there. On CUDA the next batch is copied, through pinned memory and on a stream of its own, while one is trained.
+    With `ahead` None there is none but that of `take`, which changes nothing until its answer is there. On CUDA the
+    next batch is copied, through pinned memory and on a stream of its own, while one is trained.
     """
 
     def __init__(
