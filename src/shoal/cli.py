@@ -49,6 +49,7 @@ usage: shoal COMMAND …
   shoal bench limits ALGORITHM           what this machine allows: each part alone, and the ceiling they imply
   shoal bench throughput ALGORITHM       steps per second of the same program
   shoal bench replay                     items per second of the replay service
+  shoal bench checkpoints                what checkpoints cost a learner, and how soon a resumed run learns
   shoal --version
 
 Every command has --help. The quickest start: shoal train impala --env CartPole-v1"""

@@ -11,7 +11,8 @@ from probe_nodes import Dependent, Finite, Service
 
 from shoal import sync
 from shoal.program import NodeDied, Program, current
-from shoal.runtime.inline import Deadlock, InlineRun
+from shoal.runtime.baton import Deadlock
+from shoal.runtime.inline import InlineRun
 
 
 class Producer:

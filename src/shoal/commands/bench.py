@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from shoal.commands.algorithm import configure, take_algorithm, warm
-from shoal.commands.common import ERROR, OK, USAGE, print_json
+from shoal.commands.common import ERROR, OK, USAGE, parse, print_json
 from shoal.config import did_you_mean, validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP
-from shoal.experiment.command_options import BenchOptions, LimitsOptions
+from shoal.experiment.command_options import BenchOptions, CheckpointBenchOptions, LimitsOptions
 from shoal.experiment.options import RunOptions
 
 OPTIONS = ()
@@ -21,14 +21,17 @@ def run(words: Sequence[str]) -> int:
         "throughput": _throughput,
         "limits": _limits,
         "replay": _replay,
+        "checkpoints": _checkpoints,
     }
     if not words or words[0] in HELP:
         print("usage: shoal bench throughput ALGORITHM [OPTIONS]")
         print("       shoal bench limits ALGORITHM [OPTIONS]\n       shoal bench replay [OPTIONS]")
+        print("       shoal bench checkpoints [OPTIONS]")
         return OK if words else USAGE
     if words[0] not in kinds:
         raise UserError(
-            f"There is no benchmark {words[0]}: choose throughput, limits or replay.{did_you_mean(words[0], kinds)}"
+            f"There is no benchmark {words[0]}: choose throughput, limits, replay or checkpoints."
+            f"{did_you_mean(words[0], kinds)}"
         )
     return kinds[words[0]](words[1:])
 
@@ -98,3 +101,19 @@ def _replay(words: Sequence[str]) -> int:
     from shoal.bench.replay import main as measure
 
     return measure(list(words))
+
+
+def _checkpoints(words: Sequence[str]) -> int:
+    typed = parse(words, "shoal bench checkpoints", "What checkpoints cost a learner.", CheckpointBenchOptions)
+    options: CheckpointBenchOptions = typed.make(CheckpointBenchOptions)
+    from shoal.bench.checkpoints import checkpoints, lines
+
+    def show(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    report = checkpoints(options.seconds, options.repeat, options.every, show)
+    if options.json:
+        print_json(report)
+    else:
+        print("\n".join(lines(report)))
+    return OK

@@ -44,6 +44,20 @@ class BenchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointBenchOptions:
+    """What is measured; each run fills its replay first."""
+
+    seconds: Positive = 30.0
+    """Measured of each run."""
+    repeat: Count = 3
+    """Pairs of runs, with checkpoints and without."""
+    every: Positive = 10.0
+    """Seconds between the checkpoints of a run that takes them."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LimitsOptions:
     """The measurement; the parts have the sizes that the algorithm's config gives them."""
 

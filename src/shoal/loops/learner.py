@@ -12,7 +12,7 @@ from torch import nn
 
 from shoal.batches import Batch
 from shoal.loops.keeper import Keeper
-from shoal.loops.loop import EXACT, Loop, without_exact
+from shoal.loops.loop import EXACT, Loop
 from shoal.loops.prefetch import Prefetch
 from shoal.nets.targets import copy_to_targets
 from shoal.nets.transfer import freeze, transfer
@@ -185,7 +185,7 @@ class LearnerLoop(Loop):
     def checkpoint(self) -> dict[str, Any]:
         """The state between two updates, as arrays."""
         with self._at_work:
-            state: dict[str, Any] = as_arrays(self.state_dict())
+            state: dict[str, Any] = as_arrays(self._own_state())
             return state
 
     @property
@@ -193,8 +193,13 @@ class LearnerLoop(Loop):
         return self._updates
 
     def state_dict(self) -> dict[str, Any]:
+        exact = {"published": self._published, "reporter": self._reporter.state_dict()}
+        exact |= {"watching": self._watching is not None, "lost_items": self._prefetch.lost_items}
+        return self._own_state() | {EXACT: exact}
+
+    def _own_state(self) -> dict[str, Any]:
+        """What the learner has learned and counted."""
         state: dict[str, Any] = {"updates": self._updates, "refused": self._refused}
-        state[EXACT] = {"published": self._published, "reporter": self._reporter.state_dict()}
         if has_state(self._learner):
             return state | {"learner": self._learner.state_dict()}
         return state | {"weights": export_weights(self._learner.network)}
@@ -207,8 +212,10 @@ class LearnerLoop(Loop):
             copy_to_targets(self._learner)
         self._updates, self._refused = state["updates"], state["refused"]
         if EXACT in state:
-            self._published = state[EXACT]["published"]
-            self._reporter.load_state_dict(state[EXACT]["reporter"])
+            exact = state[EXACT]
+            self._published, self._prefetch.lost_items = exact["published"], exact["lost_items"]
+            self._reporter.load_state_dict(exact["reporter"])
+            self._watching = futures(self._replay).info() if exact["watching"] else None
 
     # ---- data and weights
 
@@ -238,7 +245,7 @@ class LearnerLoop(Loop):
             self._updates = number(found[0])
             import_weights(self._learner.network, found[1])
         if kept is not None:
-            self.load_state_dict(as_tensors(without_exact(kept)))
+            self.load_state_dict(as_tensors(kept))
             if self._leads and not alone:
                 sleep(2 * PATIENCE)  # what lost learners asked for must not be answered with data for the new ones
         if self._leads:
@@ -247,7 +254,7 @@ class LearnerLoop(Loop):
         self._publish()
 
     def _keep_snapshot(self) -> None:
-        self._keeper.keep(lambda: as_arrays(self.state_dict()))
+        self._keeper.keep(lambda: as_arrays(self._own_state()))
 
     def _look_around(self) -> None:
         """Bring a weight service that was lost what it needs: others may wait for it, and this learner for them."""

@@ -19,7 +19,8 @@ from shoal.errors import UserError
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
 from shoal.replay import Replay, Table, rollout
-from shoal.runtime.inline import TICK, Baton, InlineRun
+from shoal.runtime.baton import TICK, Baton
+from shoal.runtime.inline import InlineRun
 from shoal.runtime.local.run import LocalRun
 from shoal.services.inference import InferenceServer, Replaced
 from shoal.services.metrics import Metrics
