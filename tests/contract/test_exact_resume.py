@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_programs import TINY
 
 from shoal.checkpoints import Checkpoints
+from shoal.errors import UserError
 from shoal.experiment import comparing, registry
-from shoal.experiment.training import describe_env, resume, train
+from shoal.experiment.directory import read_weights
+from shoal.experiment.environments import describe_env
+from shoal.experiment.training import resume, train
 from shoal.loops.wiring import Settings
 from shoal.program import Program
+from shoal.replay import Replay
+from shoal.services.metrics import Reporter
 
 UPDATES = 5
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -21,7 +28,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"lstm": 8}) for name in ("impala", "appo", "ppo", "a3c")),
     ("a3c", {"synchronous": True}),
     ("apex_dqn", {"quantiles": 5}),
-    ("d4pg", {"critic": "mixture"}),
+    ("d4pg", {"critic": "quantile"}),
 ]
 OPTIONS: dict[str, Any] = {"runtime": "inline", "checkpoint_updates": UPDATES, "checkpoint_replay": True, "quiet": True}
 OPTIONS |= {"stop_updates": 2 * UPDATES, "eval_episodes": 1, "eval_every": 0.01}
@@ -77,3 +84,49 @@ def test_killed_and_resumed_is_what_it_would_have_been(
     killed(cfg, tmp_path / "resumed", monkeypatch)
     resume(tmp_path / "resumed", quiet=True)
     assert found_differences(tmp_path / "straight", tmp_path / "resumed", cfg) == []
+
+
+def test_taking_checkpoints_does_not_change_a_run(tmp_path: Path) -> None:
+    cfg = tiny("apex_dqn")
+    for name, between in (("often", 1), ("once", 2 * UPDATES)):
+        train(cfg, run_dir=str(tmp_path / name), **{**OPTIONS, "checkpoint_updates": between, "keep": 100})
+    often, once = (read_weights(tmp_path / name) for name in ("often", "once"))
+    assert all(np.array_equal(often[name], once[name]) for name in once)
+    assert len(list((tmp_path / "often" / "checkpoints").glob("0*"))) >= 2 * UPDATES - 1
+
+
+def test_it_goes_on_on_another_runtime_with_other_actors_and_after_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("impala", "a3c"):
+        run = tmp_path / name
+        killed(tiny(name), run, monkeypatch)
+        resume(run, quiet=True, actors=3)
+        resume(run, quiet=True, stop_updates=2 * UPDATES + 3)
+        resume(run, quiet=True, stop_updates=2 * UPDATES + 6, actors=1, runtime="local")
+        assert json.loads((run / "summary.json").read_text())["learner_steps"] >= 2 * UPDATES + 6
+
+
+def test_a_state_of_other_code_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed(tiny("impala"), tmp_path / "run", monkeypatch)
+
+    def older(*_: object) -> None:
+        raise KeyError("sums")
+
+    monkeypatch.setattr(Reporter, "load_state_dict", older)
+    with pytest.raises(UserError, match="The state of learner does not fit this program"):
+        resume(tmp_path / "run", quiet=True)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Replay, "save", full)
+    train(tiny("apex_dqn"), run_dir=str(tmp_path / "run"), **{**OPTIONS, "quiet": False})
+    told = [line for line in capfd.readouterr().err.splitlines() if "No space left" in line]
+    assert len(told) == 1
+    assert "the checkpoint 000001 could not be written: No space left on device" in told[0]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["learner_steps"] == 2 * UPDATES

@@ -69,7 +69,8 @@ class Checkpointer:
         self._tag = ""  # of the replays' saves: the name of the checkpoint that they are for
         self._evaluated = EVALUATOR.name in program.nodes
         self._next: float | None = None
-        self._next_updates = 0
+        begun = 0 if self._moment is None else self._moment.updates()
+        self._next_updates = _following(begun, self._updates_between or 1)
         self._calls: dict[str, Future] = {}
         self._meta: dict[str, Any] = {}
         self._looks = 0
@@ -149,7 +150,6 @@ class Checkpointer:
 
     def _due(self, now: float, updates: int) -> bool:
         if self._updates_between is not None:
-            self._next_updates = self._next_updates or _following(updates, self._updates_between)
             return updates >= self._next_updates
         self._next = now + self._every if self._next is None else self._next
         return self._every > 0 and now >= self._next

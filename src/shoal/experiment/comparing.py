@@ -37,8 +37,8 @@ def differences(one: Checkpoint, other: Checkpoint, runs: tuple[Path, Path], pro
         for place in _unequal(_part(one, part), _part(other, part), "")
     ]
     for node in sorted({*one.meta.get(REPLAY, {}), *other.meta.get(REPLAY, {})}):
-        tables = [_tables(program, node, run, checkpoint) for run, checkpoint in zip(runs, (one, other))]
-        found += [_of_replay(place) for place in _unequal(*tables, "")]
+        left, right = (_tables(program, node, run, checkpoint) for run, checkpoint in zip(runs, (one, other)))
+        found += [_of_replay(place) for place in _unequal(left, right, "")]
     return sorted(set(found))
 
 
@@ -101,7 +101,7 @@ def _tables(program: Program, node: str, run: Path, checkpoint: Checkpoint) -> d
     tag = checkpoint.meta.get(REPLAY, {}).get(node)
     if tag is None:
         return None
-    replay: Replay = program.nodes[node].build({}.__getitem__)
+    replay: Replay = program.nodes[node].build(lambda callee: None)
     try:
         replay.load(folder_of(run, node), tag=tag)
         return replay.contents()

@@ -24,8 +24,11 @@ States = dict[str, Any]
 def gives_no_state(program: Program) -> list[str]:
     """The nodes that cannot be part of such a checkpoint."""
     kinds = {name: node.factory for name, node in program.nodes.items() if name not in replay_nodes(program)}
-    methods = ("state_dict", "load_state_dict")
-    return [name for name, kind in kinds.items() if not all(callable(getattr(kind, one, None)) for one in methods)]
+
+    def gives(kind: Any) -> bool:
+        return hasattr(kind, "load_state_dict") and (hasattr(kind, "state_dict") or hasattr(kind, "exact_state"))
+
+    return [name for name, kind in kinds.items() if not gives(kind)]
 
 
 class Moment:
@@ -58,7 +61,7 @@ class Moment:
         def ask(name: str, node: Any) -> Any:
             if name in self._replays:
                 return node.save(str(folder_of(self._directory, name)), tag=tag, keep=keep)
-            return node.state_dict()
+            return node.exact_state() if hasattr(node, "exact_state") else node.state_dict()
 
         states = self._run.states(ask)
         saves = {name: tag for name in self._replays if states.pop(name) is not None}

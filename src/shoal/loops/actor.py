@@ -160,9 +160,14 @@ class ActorLoop(RowLoop):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What the environments, the policy and its recorder hold, and what is on its way to others."""
+        """What the environments, the policy and its recorder hold."""
+        parts = {"recorder": self._recorder, "policy": self._recorder.policy, "environments": self._runner}
+        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+
+    def exact_state(self) -> dict[str, Any]:
+        """The same, and what is on its way to others."""
         exact = {"stage": self._stage, "sender": self._send.state_dict(), "reporter": self._reporter.state_dict()}
-        return self._row_state() | {EXACT: exact}
+        return self.state_dict() | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of episodes, with the weights of the learner as it is now; or, with the rest, exactly
@@ -183,8 +188,7 @@ class ActorLoop(RowLoop):
             recorder.load(*found)
 
     def _row_state(self) -> dict[str, Any]:
-        parts = {"recorder": self._recorder, "policy": self._recorder.policy, "environments": self._runner}
-        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        return self.state_dict()
 
     def close(self) -> None:
         self._runner.envs.close()

@@ -139,7 +139,10 @@ class Evaluator(Loop):
     def state_dict(self) -> dict[str, Any]:
         """What was evaluated last, and what has been confirmed."""
         version, weights = self._confirmed or (NONE, {})
-        state = {"version": self._version, "confirmed": version, "weights": dict(weights)}
+        return {"version": self._version, "confirmed": version, "weights": dict(weights)}
+
+    def exact_state(self) -> dict[str, Any]:
+        """The same, and the environments and generators that it plays with."""
         exact: dict[str, Any] = {"next": self._next, "reporter": self._reporter.state_dict()}
         exact["best"] = None if self._best is None else list(self._best)
         if has_state(self._policy):
@@ -148,7 +151,7 @@ class Evaluator(Loop):
             exact["environments"] = self._envs.state_dict()
         except NoState as reason:
             exact["why"] = str(reason)
-        return state | {EXACT: exact}
+        return self.state_dict() | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._version = state["version"]

@@ -185,20 +185,20 @@ class LearnerLoop(Loop):
     def checkpoint(self) -> dict[str, Any]:
         """The state between two updates, as arrays."""
         with self._at_work:
-            state: dict[str, Any] = as_arrays(self._own_state())
+            state: dict[str, Any] = as_arrays(self.state_dict())
             return state
 
     @property
     def updates(self) -> int:
         return self._updates
 
-    def state_dict(self) -> dict[str, Any]:
+    def exact_state(self) -> dict[str, Any]:
+        """The state for a run of which all nodes go on together."""
         exact = {"published": self._published, "reporter": self._reporter.state_dict()}
         exact |= {"watching": self._watching is not None, "lost_items": self._prefetch.lost_items}
-        return self._own_state() | {EXACT: exact}
+        return self.state_dict() | {EXACT: exact}
 
-    def _own_state(self) -> dict[str, Any]:
-        """What the learner has learned and counted."""
+    def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"updates": self._updates, "refused": self._refused}
         if has_state(self._learner):
             return state | {"learner": self._learner.state_dict()}
@@ -254,7 +254,7 @@ class LearnerLoop(Loop):
         self._publish()
 
     def _keep_snapshot(self) -> None:
-        self._keeper.keep(lambda: as_arrays(self._own_state()))
+        self._keeper.keep(lambda: as_arrays(self.state_dict()))
 
     def _look_around(self) -> None:
         """Bring a weight service that was lost what it needs: others may wait for it, and this learner for them."""

@@ -102,11 +102,16 @@ class WorkerLoop(RowLoop):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Where its environments stand, what its policy holds, and the parameters that it has of the service's."""
+        """Where its environments stand and what its policy holds; the parameters are the service's."""
+        parts = {"recorder": self._recorder, "policy": self._worker.policy, "environments": self._runner}
+        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+
+    def exact_state(self) -> dict[str, Any]:
+        """The same, and the parameters that it has of the service's."""
         exact: dict[str, Any] = {"reporter": self._reporter.state_dict()}
         if has_state(self._worker):
             exact["worker"] = as_arrays(state_of(self._worker))
-        return self._row_state() | {EXACT: exact}
+        return self.state_dict() | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of episodes; the first gradient that is pushed brings the service's parameters."""
@@ -120,8 +125,7 @@ class WorkerLoop(RowLoop):
                 load_state(self._worker, as_tensors(exact["worker"]))
 
     def _row_state(self) -> dict[str, Any]:
-        parts = {"recorder": self._recorder, "policy": self._worker.policy, "environments": self._runner}
-        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        return self.state_dict()
 
     def close(self) -> None:
         self._runner.envs.close()
@@ -221,9 +225,10 @@ class Publisher(Loop):
         self._service.flush_and_wait()
         super().report()
 
-    def state_dict(self) -> dict[str, Any]:
+    def exact_state(self) -> dict[str, Any]:
         """What of the service's parameters has been published, and when it looks around next."""
-        exact = {"network": export_weights(self._network), "gradients": self._gradients.state_dict()}
+        exact: dict[str, Any] = {"network": export_weights(self._network)}
+        exact["gradients"] = self._gradients.state_dict()
         exact |= {"published": self._published, "look_around": self._look_around, "counted": dict(self._counted)}
         exact |= {"reporter": self._reporter.state_dict(), "service": self._service.state_dict()}
         return {EXACT: exact}

@@ -31,7 +31,8 @@ def _of_table(table: RunningTable) -> dict[str, Any]:
     arrays, slots = table.saved_arrays(), table.live()
     items = arrays.pop("items")[slots]
     kept = {name: items[name].copy() for name in ("key", "length", "history", "priority", "times_sampled")}
-    selectors = {name: arrays[name].copy() for name in ("free", "sampler", "remover") if name in arrays}
+    others = ("free", "sampler", "remover")
+    selectors: dict[str, Any] = {name: values.copy() for name, values in arrays.items() if name in others}
     states = {name: values[slots] for name, values in arrays.items() if name.startswith("state/")}
     return {"numbers": table.saved_numbers(), "items": kept, "states": states, **selectors, "rows": _rows(table, items)}
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import cloudpickle
 
+from shoal.errors import UserError
 from shoal.program import Client, Context, Handle, Node, NodeDied, Program, current, public, set_current
 from shoal.runtime import host
 from shoal.runtime.baton import Baton, Deadlock, Task, deadlock_report
@@ -122,7 +123,11 @@ class InlineRun:
         self._until: Callable[[], bool] = lambda: False
         self._supervision.start_all()
         if states is not None:
-            self._go_on_from(states)
+            try:
+                self._go_on_from(states)
+            except BaseException:
+                self.close()
+                raise
 
     # ---- using it
 
@@ -203,7 +208,13 @@ class InlineRun:
         self.baton.now = states[SHARED]["clock"]
         for name, target in self._targets.items():
             with self._as(name):
-                target.load_state_dict(states[name])
+                try:
+                    target.load_state_dict(states[name])
+                except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                    raise UserError(
+                        f"The state of {name} does not fit this program ({' '.join(str(error).split())[:200]}): it was "
+                        "saved by another version of its code."
+                    ) from error
         host.load_generator_states(states[SHARED]["generators"])
         self._held = False
 

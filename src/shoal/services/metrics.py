@@ -126,12 +126,6 @@ class Metrics:
         with self._lock:
             lasting = {node: counts for node, (life, counts) in self._lives.items() if life == LASTING}
             return {
-                "exact": {
-                    "ended": dict(self._ended),
-                    "lives": {node: [life, dict(counts)] for node, (life, counts) in self._lives.items()},
-                    "first_step": self._first_step,
-                    "evaluations": copy.deepcopy(self._evaluations),
-                },
                 "counts": self._totals(but=lasting),
                 "lives": {node: [LASTING, dict(counts)] for node, counts in lasting.items()},
                 "values": dict(self._values),
@@ -139,6 +133,13 @@ class Metrics:
                 "evaluations": self._forgotten + len(self._evaluations),
                 "train_seconds": None if self._first_step is None else self._train_seconds(),
             }
+
+    def exact_state(self) -> dict[str, Any]:
+        """The same for a run whose nodes count on, by the same clock."""
+        with self._lock:
+            exact: dict[str, Any] = {"ended": dict(self._ended), "first_step": self._first_step}
+            exact["lives"] = {node: [life, dict(counts)] for node, (life, counts) in self._lives.items()}
+            return self.state_dict() | {"exact": exact | {"evaluations": copy.deepcopy(self._evaluations)}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what a former run has counted; or, with `lives`, in a run whose nodes count on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -157,16 +158,18 @@ def _written(path: Path, data: bytes) -> Path:
     return path
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("place", ["_sync", "_write"])
 def test_a_folder_that_cannot_be_written_loses_nothing_and_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, number: int
 ) -> None:
     checkpoints = saved(tmp_path, 2)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(store, "_sync", full)
-    with pytest.raises(CheckpointFailed, match=r"could not be written: No space left on device$"):
+    monkeypatch.setattr(store, place, fail)
+    with pytest.raises(CheckpointFailed, match=f"could not be written: {os.strerror(number)}$"):
         checkpoints.save(state(3), {})
     monkeypatch.undo()
     assert names(tmp_path) == ["000001", "000002"]

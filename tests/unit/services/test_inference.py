@@ -128,11 +128,11 @@ class World:
             self._under_way -= 1
 
         self._under_way += 1
-        self.baton.spawn("actor", run)
+        self.baton.spawn("actor", (0,), run)
 
     def finish(self) -> None:
         """Serve until all that was begun has ended."""
-        self.baton.spawn("server", self._serve)
+        self.baton.spawn("server", (1,), self._serve)
         with self.baton.driving():
             ended = self.baton.wait_for(lambda: not self._under_way or bool(self.failures), 1e4, "actors")
         self.baton.stop()
