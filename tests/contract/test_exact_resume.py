@@ -96,16 +96,15 @@ def test_taking_checkpoints_does_not_change_a_run(tmp_path: Path) -> None:
     assert taken[0] > taken[1]
 
 
-def test_it_goes_on_on_another_runtime_with_other_actors_and_after_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("algorithm", ["impala", pytest.param("a3c", marks=pytest.mark.slow)])
+def test_it_goes_on_with_other_actors_after_its_end_and_on_another_runtime(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("impala", "a3c"):
-        run = tmp_path / name
-        killed(tiny(name), run, monkeypatch)
-        resume(run, quiet=True, actors=3)
-        resume(run, quiet=True, stop_updates=2 * UPDATES + 3)
-        resume(run, quiet=True, stop_updates=2 * UPDATES + 6, actors=1, runtime="local")
-        assert json.loads((run / "summary.json").read_text())["learner_steps"] >= 2 * UPDATES + 6
+    killed(tiny(algorithm), tmp_path / "run", monkeypatch)
+    resume(tmp_path / "run", quiet=True, actors=3)
+    resume(tmp_path / "run", quiet=True, stop_updates=2 * UPDATES + 3)
+    resume(tmp_path / "run", quiet=True, stop_updates=2 * UPDATES + 6, actors=1, runtime="local")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["learner_steps"] >= 2 * UPDATES + 6
 
 
 def test_a_state_of_other_code_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_environment_that_cannot_be_saved_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     told = verdict(capfd, 1, "impala", *SMALL, "--unroll", "4", "--batch", "2", "--env", "silent_envs:Silent")
     assert not told["identical"]
-    assert str(told["first"]).startswith("the environment: Silent cannot give its state")
+    assert str(told["first"]).startswith("the environment: silent_envs.Silent cannot give its state")
 
 
 @pytest.mark.slow
