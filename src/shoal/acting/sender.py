@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,13 +60,7 @@ class Sender:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        replays: Sequence[Replay],
-        patterns: Mapping[str, Pattern],
-        name: str,
-        home: int = 0,
-        life: int = 0,  # of the one for whom it sends, where that is another node
+        self, policy: Policy, replays: Sequence[Replay], patterns: Mapping[str, Pattern], name: str, home: int = 0
     ) -> None:
         self._pipelined = PipelinedInserts(replays[0]) if len(replays) == 1 else None
         receiver = self._pipelined or ShardedReplay(list(replays), home=home)
@@ -75,8 +70,7 @@ class Sender:
             receiver,
             dict(patterns),
             name=name,
-            # a run that goes on counts its restarts from 0 again, and has another seed
-            life=f"{current().restarts}.{current().seed}.{life}",
+            life=f"{current().restarts}.{uuid.uuid4().hex}",  # a resumed run counts its restarts from 0 again
             priority_columns=prioritizing.priority_columns if prioritizing else (),
             transient=prioritizing.transient if prioritizing else (),
         )

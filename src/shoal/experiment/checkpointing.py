@@ -68,7 +68,7 @@ class Checkpointer:
         self._moment = Moment.of(run, program, store.directory.parent, options.checkpoint_replay)
         self._tag = ""  # of the replays' saves: the name of the checkpoint that they are for
         self._evaluated = EVALUATOR.name in program.nodes
-        self._next: float | None = None
+        self._next = options.checkpoint_every if self._moment is None else None  # there the clock goes on
         begun = 0 if self._moment is None else self._moment.updates()
         self._next_updates = _following(begun, self._updates_between or 1)
         self._calls: dict[str, Future] = {}
@@ -128,7 +128,8 @@ class Checkpointer:
     def _schedule(self, now: float, updates: int) -> None:
         """The next one, as this one is taken."""
         self._next = now + self._every
-        self._next_updates = _following(updates, self._updates_between or 1)
+        between = self._updates_between or 1
+        self._next_updates = updates + between if self._moment is None else _following(updates, between)
 
     def _save_moment(self, moment: Moment, best: float | None, describe: Describe) -> None:
         """At once, as nothing goes on meanwhile anyway: when it is done must not depend on the disk."""

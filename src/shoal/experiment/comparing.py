@@ -17,7 +17,7 @@ from shoal.program import Program
 from shoal.replay import Replay
 
 KINDS = ("environments", "random generators", "replay", "parameters", "optimizer", "evaluations", "everything else")
-NOT_COMPARED = (".values.", ".train_seconds", ".seconds_mean")  # measurements of reports, which decide nothing
+NOT_COMPARED = (".values.", ".train_seconds.", ".life.")  # measurements of reports, and names drawn at random
 
 
 @dataclass(frozen=True, order=True)

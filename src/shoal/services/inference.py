@@ -195,7 +195,7 @@ class InferenceServer:
 
     def _open(self, actor: str, run: int, count: int) -> Slot:
         place = self._first_environments.get(actor, 0)
-        send = Sender(self._policy, self._replays, self._patterns, actor, home=place // count, life=run)
+        send = Sender(self._policy, self._replays, self._patterns, actor, home=place // count)
         recorder = Recorder(self._policy, count, self._rows, send, first_environment=place, stacks=self._stacks)
         return Slot(run, recorder, send)
 
