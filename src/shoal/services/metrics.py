@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal.program import Background, Future, NodeDied, current, futures
@@ -32,6 +32,7 @@ class Metrics:
         self._max_steps = max_steps
         self._lock = Condition()
         self._ended: dict[str, float] = defaultdict(float)  # counted in lives that have ended
+        self._sums: dict[str, float] = defaultdict(float)  # counted in all lives
         self._lives: dict[str, tuple[int, dict[str, float]]] = {}  # the newest life of each node, and what it counted
         self._values: dict[str, float] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
@@ -63,7 +64,7 @@ class Metrics:
         was given, or more."""
         with self._lock:
             self._count(node, life, {"env_steps": steps})
-            return self._max_steps is None or self._total("env_steps") < self._max_steps
+            return self._max_steps is None or self._sums.get("env_steps", 0.0) < self._max_steps
 
     def _count(self, node: str, life: int, counts: Mapping[str, float]) -> None:
         """Take note of what a node has counted; it never becomes less."""
@@ -74,25 +75,16 @@ class Metrics:
             for name, count in before.items():
                 self._ended[name] += count
             before = {}
+        for name, count in counts.items():
+            self._sums[name] += max(0.0, count - before.get(name, 0.0))
         self._lives[node] = (life, before | {name: max(count, before.get(name, 0.0)) for name, count in counts.items()})
         if "env_steps" in counts and self._first_step is None:
             self._first_step = monotonic()
 
-    def _total(self, name: str) -> float:
-        return self._ended.get(name, 0.0) + sum(counts.get(name, 0.0) for _, counts in self._lives.values())
-
-    def _totals(self, but: Collection[str] = ()) -> dict[str, float]:
-        totals = dict(self._ended)
-        for node, (_, counts) in self._lives.items():
-            if node not in but:
-                for name, count in counts.items():
-                    totals[name] = totals.get(name, 0.0) + count
-        return totals
-
     def evaluation(self, record: dict[str, Any]) -> None:
         """A finished evaluation; `seconds` since the first actor step is added here, where both arrive."""
         with self._lock:
-            steps = int(self._total("env_steps"))
+            steps = int(self._sums.get("env_steps", 0.0))
             self._evaluations.append({**record, "seconds": self._train_seconds(), "env_steps": steps})
             if len(self._evaluations) > 2 * KEPT:  # who asks has long read the older ones
                 self._forgotten += KEPT
@@ -109,7 +101,7 @@ class Metrics:
         with self._lock:
             now = monotonic()
             return {
-                "counts": self._totals(),
+                "counts": dict(self._sums),
                 "ended": dict(self._ended),
                 "lives": {name: [life, dict(counts)] for name, (life, counts) in self._lives.items()},
                 "values": dict(self._values),
@@ -126,7 +118,9 @@ class Metrics:
         with self._lock:
             lasting = {node: counts for node, (life, counts) in self._lives.items() if life == LASTING}
             return {
-                "counts": self._totals(but=lasting),
+                "counts": dict(
+                    _sums(self._ended, [counts for life, counts in self._lives.values() if life != LASTING])
+                ),
                 "lives": {node: [LASTING, dict(counts)] for node, counts in lasting.items()},
                 "values": dict(self._values),
                 "notes": list(self._notes),
@@ -146,6 +140,7 @@ class Metrics:
         with self._lock:
             self._ended = defaultdict(float, state["counts"])
             self._lives = {name: (int(life), dict(counts)) for name, (life, counts) in state.get("lives", {}).items()}
+            self._sums = _sums(self._ended, [counts for _, counts in self._lives.values()])
             self._values, self._notes = dict(state["values"]), list(state["notes"])
             self._evaluations, self._forgotten = [], state["evaluations"]
             seconds = state["train_seconds"]
@@ -160,6 +155,14 @@ class Metrics:
 
     def _train_seconds(self) -> float:
         return 0.0 if self._first_step is None else monotonic() - self._first_step
+
+
+def _sums(ended: Mapping[str, float], lives: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums = defaultdict(float, ended)
+    for counts in lives:
+        for name, count in counts.items():
+            sums[name] += count
+    return sums
 
 
 def next_life(snapshot: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
