@@ -27,7 +27,7 @@ from shoal.experiment.config_files import OWNERS, take_config
 from shoal.experiment.options import RunOptions
 
 if TYPE_CHECKING:
-    from shoal.experiment.training import Experiment
+    from shoal.experiment.experiment import Experiment
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 OVERVIEW = """\
@@ -145,7 +145,7 @@ def _train(words: Sequence[str], started: float) -> int:
         if (run_dir / "config.json").is_file():
             return _go_on(run_dir, name, words, started)
     algorithm, env, config, typed = configure("train", name, words, RunOptions, Output)
-    from shoal.experiment.training import Experiment
+    from shoal.experiment.experiment import Experiment
 
     experiment = Experiment(name, algorithm, config, env, typed.make(RunOptions), started)
     return _run(experiment, typed.make(Output).json)

@@ -13,7 +13,7 @@ from tests.hunt.bad_code import FILES
 from shoal import cli
 from shoal.commands import bench
 from shoal.envs import describing, trial
-from shoal.experiment import training
+from shoal.experiment import experiment
 
 Told = Callable[..., list[str]]
 
@@ -40,7 +40,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for module in (cli, bench):
         monkeypatch.setattr(module, "warm", lambda words: None)
-    monkeypatch.setattr(training, "launch", launch)
+    monkeypatch.setattr(experiment, "launch", launch)
     monkeypatch.setattr(trial, "describe_apart", describe)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -28,7 +28,10 @@ def measure(envs: Envs) -> StepTime:
     while len(spent) < STEPS and time.perf_counter() - begun < SECONDS:
         action = np.stack([np.asarray(envs.action_space.sample()) for _ in range(envs.count)])
         before, on_processor = time.perf_counter(), time.process_time()
-        step = envs.step(action)
+        try:
+            step = envs.step(action)
+        except Exception:  # it was tried before: what it raises later is for the run to see, which may survive it
+            break
         if step.valid.all():  # a reset may take another time
             spent.append(time.perf_counter() - before)
             computed += time.process_time() - on_processor

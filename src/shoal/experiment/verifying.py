@@ -21,10 +21,11 @@ from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import comparing, exact, view
 from shoal.experiment.comparing import KINDS, Difference
+from shoal.experiment.experiment import Experiment
 from shoal.experiment.options import RunOptions
 from shoal.experiment.registry import Algorithm, short_name
 from shoal.experiment.resuming import plan
-from shoal.experiment.training import Experiment, resumed_experiment
+from shoal.experiment.training import resumed_experiment
 from shoal.loops.wiring import Settings
 from shoal.program import Program
 

@@ -14,7 +14,7 @@ from shoal.algorithms import apex_dpg, d4pg, ppo
 from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import read
-from shoal.experiment.training import describe_env
+from shoal.experiment.environments import describe_env
 
 
 def stretched(size: int = 3, name: str = "plain", fast: bool = False) -> gymnasium.Env[Any, Any]:

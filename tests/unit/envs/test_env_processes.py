@@ -15,7 +15,7 @@ from gymnasium import spaces
 from shoal import envs
 from shoal.algorithms import ppo
 from shoal.envs import EnvFault, EnvSpec
-from shoal.envs.choosing import choose
+from shoal.envs.choosing import choose, measure
 from shoal.errors import UserError
 from shoal.experiment.environments import describe_env
 from shoal.loops.evaluator import evaluate
@@ -173,3 +173,20 @@ def test_a_timeout_without_processes_is_refused() -> None:
         UserError, match=r"--env-timeout 2 needs a process for each environment: add --vectorizer async"
     ):
         describe_env(ppo.Config(env_timeout=2.0))
+
+
+def test_what_is_raised_while_steps_are_timed_is_left_for_the_run_to_see() -> None:
+    class RaisesLater(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            steps.append(1)
+            if len(steps) > 5:
+                raise ValueError("later")
+            return super().step(action)
+
+    steps: list[int] = []
+    spec = envs.describe(lambda: RaisesLater(gymnasium.make("CartPole-v1")), vectorizer="sync")
+    made = envs.make(spec, 1, seed=0)
+    made.reset()
+    steps.clear()
+    assert measure(made).seconds > 0.0
+    assert len(steps) == 6

@@ -21,8 +21,9 @@ from shoal.experiment import plots
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import METRICS, Final
 from shoal.experiment.environments import describe_env
+from shoal.experiment.experiment import Experiment
 from shoal.experiment.options import RunOptions
-from shoal.experiment.training import Experiment, train
+from shoal.experiment.training import train
 from shoal.experiment.watching import take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
