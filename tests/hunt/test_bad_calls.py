@@ -88,7 +88,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: envs.describe("CartPole-v1", options=[1]),
         "the options of an environment are values",
     ),
-    "options unknown": (lambda: envs.describe("CartPole-v1", options={"colour": 3}), "does not take these options"),
+    "options unknown": (lambda: envs.describe("CartPole-v1", options={"colour": 3}), "has no option 'colour'. It takes"),
 }
 
 
