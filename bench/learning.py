@@ -73,8 +73,6 @@ TASKS = {
     "impala-catch": Task("impala", CATCH, 0.9, 120, 3, 3),
     "ppo-catch": Task("ppo", CATCH, 0.9, 120, 3, 3),
     "apex_dqn-catch": Task("apex_dqn", CATCH, 0.9, 120, 3, 3),
-    "apex_dqn-quantiles-catch": Task("apex_dqn", CATCH, 0.9, 120, 3, 3, "--quantiles 32"),
-    "r2d2-catch": Task("r2d2", CATCH, 0.9, 120, 3, 3),
     "r2d2-central": Task("r2d2", HIDDEN, 400, 360, 2, 3, "--inference central"),
 }
 
