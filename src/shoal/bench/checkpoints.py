@@ -31,7 +31,7 @@ def cases() -> dict[str, tuple[Any, dict[str, Any]]]:
     impala, apex = (registry.load(name).Config for name in ("impala", "apex_dqn"))
     replay = {"capacity": TRANSITIONS, "samples_per_insert": 0.0, "envs_per_actor": 64}
     return {
-        "1.7M parameters (impala)": (impala(env="CartPole-v1", hidden=WIDE), {}),
+        "1.7M parameters (impala)": (impala(env="CartPole-v1", hidden=WIDE, envs_per_actor=8), {}),
         "1M transitions (apex_dqn)": (apex(env="CartPole-v1", **replay), {"checkpoint_replay": True}),
     }
 
