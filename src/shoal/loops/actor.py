@@ -138,7 +138,7 @@ class ActorLoop(RowLoop):
         if self._stage == "sending":  # was held up when the run was interrupted
             with self._still():
                 self._send.flush()
-            self._stage = "sent"
+            self._sent()
         if self._stage == "sent":
             if not self._runner.end_of_block():
                 return self._end()
@@ -197,6 +197,9 @@ class ActorLoop(RowLoop):
         self._stage = "sending"
         with self._still():
             self._send(block)
+        self._sent()
+
+    def _sent(self) -> None:
         self._stage = "sent"
         if lost := self._send.take_lost_rows():
             self._runner.report.count("lost_rows", lost)
