@@ -140,7 +140,6 @@ class Metrics:
         with self._lock:
             self._ended = defaultdict(float, state["counts"])
             self._lives = {name: (int(life), dict(counts)) for name, (life, counts) in state.get("lives", {}).items()}
-            self._sums = _sums(self._ended, [counts for _, counts in self._lives.values()])
             self._values, self._notes = dict(state["values"]), list(state["notes"])
             self._evaluations, self._forgotten = [], state["evaluations"]
             seconds = state["train_seconds"]
@@ -152,6 +151,7 @@ class Metrics:
                 self._lives = {name: (int(life), dict(counts)) for name, (life, counts) in exact["lives"].items()}
                 self._first_step, self._evaluations = exact["first_step"], list(exact["evaluations"])
                 self._forgotten = state["evaluations"] - len(self._evaluations)
+            self._sums = _sums(self._ended, [counts for _, counts in self._lives.values()])
 
     def _train_seconds(self) -> float:
         return 0.0 if self._first_step is None else monotonic() - self._first_step
