@@ -88,7 +88,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: envs.describe("CartPole-v1", options=[1]),
         "the options of an environment are values",
     ),
-    "options unknown": (lambda: envs.describe("CartPole-v1", options={"colour": 3}), "has no option 'colour'. It takes"),
+    "options unknown": (
+        lambda: envs.describe("CartPole-v1", options={"colour": 3}),
+        "has no option 'colour'. It takes",
+    ),
 }
 
 

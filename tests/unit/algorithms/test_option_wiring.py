@@ -212,6 +212,7 @@ def test_a3cs_service_publisher_and_workers(synchronous: bool) -> None:
     rate = options.pop("rate")
     assert [rate(steps) for steps in (0, 5, 10, 11)] == pytest.approx([0.02, 0.01, 0.0, 0.0])
     expected = {"decay": 0.8, "epsilon": 0.3, "reduce": reduce, "max_staleness": 13, "max_steps": 77}
+    expected["snapshots"] = Handle("weights")
     assert options == expected | {"synchronous": 3 if synchronous else 0}
     publisher = nodes["learner"]
     assert made_of(publisher.args[0]) == (a3c.make_actor_critic, (cfg, env), {})

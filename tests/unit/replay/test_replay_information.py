@@ -110,7 +110,7 @@ def test_stacks_for_acting_are_those_of_a_sample(padding) -> None:
     first = np.ones(3, bool)
     acting = []
     for row in range(60):
-        acting.append(stacker.push(stream.columns["frame"][row], first))
+        acting.append(stacker.push(stream.columns["frame"][row], first).copy())
         first = ~stream.columns["valid"][row]
     replay = Replay([Table.queue("table", 1000)])
     Writer(replay, {"table": n_step(2, 0.9, stack={"frame": 4}, padding=padding)}).append(stream.columns)
