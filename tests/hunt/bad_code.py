@@ -49,6 +49,7 @@ FILES: dict[str, str] = {
     "envs_spaces.py": "import gymnasium\nclass Env(gymnasium.Env):\n    pass\n",
     "envs_exit.py": ENV + "    def __init__(self):\n        os._exit(0)\n",
     "envs_exit_by_interrupt.py": ENV + "    def step(self, action):\n        raise KeyboardInterrupt\n",
+    "envs_idle.py": ENV + "    action_space = spaces.Box(-1, 1, (0,), np.float32)\n",
     "envs_reset.py": ENV + RESET + "np.zeros(3, np.float32)\n",
     "envs_shape.py": ENV + RESET + "np.zeros(4, np.float32), {}\n",
     "envs_nan.py": ENV + STEP + "np.full(3, np.nan, np.float32), 0.0, False, False, {}\n",

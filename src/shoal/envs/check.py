@@ -42,6 +42,8 @@ def observation_space(space: Space[Any], environment: str, name: str = "observat
 def action_space(space: Space[Any], environment: str) -> Space[Any]:
     """The space the policy acts in: discrete actions are counted from 0, continuous ones are float32."""
     match space:
+        case spaces.Box() if 0 in space.shape:
+            raise UserError(f"{environment}: its actions, {space}, hold no number: there is nothing to choose.")
         case spaces.Discrete():
             return spaces.Discrete(int(space.n))
         case spaces.MultiDiscrete() if space.nvec.ndim == 1:

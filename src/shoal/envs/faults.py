@@ -10,13 +10,13 @@ from pathlib import Path
 
 import gymnasium
 
-from shoal.errors import UserError
+from shoal.errors import Fault, UserError
 
 _NOT_THE_USERS = (*(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")), "<frozen")
 _OURS = str(Path(__file__).parent)
 
 
-class EnvFault(RuntimeError):
+class EnvFault(Fault):
     """An environment raised or broke its own promise: one sentence that names the environment, the field, the value.
 
     In an actor it costs that actor; whoever describes an environment tells it to the user.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shoal.batches import Batch
+from shoal.errors import Fault
 from shoal.loops.keeper import Keeper
 from shoal.loops.loop import EXACT, Loop
 from shoal.loops.prefetch import Prefetch
@@ -32,7 +33,7 @@ MAX_REFUSED = 10  # updates refused in a row before the run gives up
 PATIENCE = 1.0  # seconds after which a learner asks for its data anew, and looks around meanwhile
 
 
-class NonFinite(RuntimeError):
+class NonFinite(Fault):
     """Loss or gradient were not finite too many times in a row."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shoal import sync
-from shoal.errors import UserError
+from shoal.errors import Fault, UserError
 from shoal.program import Context, NodeDied, set_current
 from shoal.runtime.supervised import Lost
 
@@ -137,10 +137,14 @@ class Heart:
 
 def failure(name: str, error: BaseException, progress: int | None) -> Lost:
     """What a node tells of the error that ends it."""
+    said = f"raised {''.join(traceback.format_exception_only(error)).splitlines()[0]}"
+    if isinstance(error, Fault):
+        said = f"failed: {error}"
+    told = isinstance(error, Fault) and error.__cause__ is None
     return Lost(
         name,
-        "raised " + "".join(traceback.format_exception_only(error)).splitlines()[0].removesuffix("."),
-        "".join(traceback.format_exception(error)),
+        said.removesuffix("."),
+        None if told else "".join(traceback.format_exception(error)),
         secondary=isinstance(error, NodeDied),
         user_error=str(error) if isinstance(error, UserError) else None,
         progress=progress,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -138,3 +139,19 @@ def test_a_summary_that_cannot_be_written_whole_leaves_the_old_one(
     assert json.loads((made.path / directory.SUMMARY).read_text()) == {"env_steps": 1}
     assert sorted(path.name for path in made.path.iterdir()) == ["metrics.jsonl", "summary.json"]
     assert warnings == [f"{made.path}: summary.json could not be written (No space left on device)"]
+
+
+def test_weights_that_were_half_written_do_not_take_the_place_of_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = create(tmp_path / "run")
+    made.write_weights({"w": np.ones(3)})
+
+    def full(file: IO[bytes], **_: object) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space left"):
+        made.write_weights({"w": np.zeros(3)})
+    assert directory.read_weights(made.path)["w"].tolist() == [1.0] * 3

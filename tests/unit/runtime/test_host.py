@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal import sync
+from shoal.envs import EnvFault
 from shoal.errors import UserError
 from shoal.program import NodeDied
 from shoal.runtime import host
@@ -106,6 +107,7 @@ def test_a_node_stops_between_two_steps_and_errors_while_stopping_are_the_stops_
     [
         (ValueError("no width."), "raised ValueError: no width", False, None),
         (NodeDied("node 'replay' is gone"), "raised shoal.program.NodeDied: node 'replay' is gone", True, None),
+        (EnvFault("mine: 'reward' is nan."), "failed: mine: 'reward' is nan", False, None),
         (UserError("Give more."), "raised shoal.errors.UserError: Give more", False, "Give more."),
     ],
 )
@@ -118,6 +120,13 @@ def test_what_is_told_of_an_error(error: Exception, reason: str, secondary: bool
         user_error,
         7,
     )
+
+
+def test_a_sentence_needs_no_traceback_unless_somebody_elses_code_has_raised_first() -> None:
+    assert host.failure("actor/0", EnvFault("mine: 'reward' is nan."), 7).traceback is None
+    raised = EnvFault("mine could not be stepped: KeyError: 'door'.")
+    raised.__cause__ = KeyError("door")
+    assert "KeyError: 'door'" in (host.failure("actor/0", raised, 7).traceback or "")
 
 
 def test_a_number_of_threads_that_the_user_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

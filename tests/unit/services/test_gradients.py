@@ -553,3 +553,19 @@ def test_a_pull_asks_for_as_many_steps_more_as_it_is_told() -> None:
     writer.push(np.ones(1, np.float32))
     assert reader.pull(3, timeout=0.0) is True
     assert (reader.version, reader.parameters.tolist()) == (3, [-3.0])
+
+
+def test_the_rows_behind_a_pending_gradient_are_part_of_the_state() -> None:
+    server, again = descending(1, reduce=2), descending(1, reduce=2)
+    server.push("a", 0, vector(4.0), 0, 30.0)
+    again.load_state_dict(server.state_dict())
+    for service in (server, again):
+        np.testing.assert_allclose(service.push("b", 0, vector(8.0), 0, 10.0).parameters, [-5.0])
+
+
+def test_a_stale_gradient_does_not_make_a_round_wait_for_more_workers_than_there_are() -> None:
+    server = descending(1, synchronous=1, round_timeout=30.0)
+    assert server.push("a", 0, vector(1.0), 0).version == 1
+    assert not server.push("a", 1, vector(1.0), 0).accepted, "of the round before"
+    assert server.push("a", 2, vector(1.0), 1).version == 2, "and nobody else is waited for"
+    assert server.statistics().get("short_rounds", 0) == 0

@@ -143,6 +143,15 @@ def test_a_rank_that_dies_while_it_waits_is_replaced_by_its_successor(call: Call
     assert group.join(0, 0, "here") == successor.result(5.0)
 
 
+def test_a_life_that_has_been_replaced_cannot_join_any_more(call: Call) -> None:
+    group = Group(2)
+    successor = call(group.join, 1, 1, "here")
+    assert pending(successor)
+    with pytest.raises(PeerLost, match="learner 1 has been started again since"):
+        group.join(1, 0, "here")
+    assert group.join(0, 0, "here")[0] == successor.result(5.0)[0] == 1
+
+
 def test_closing_wakes_everybody(call: Call) -> None:
     group = Group(2)
     waiting = call(group.join, 0, 0, "here")

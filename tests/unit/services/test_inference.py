@@ -237,6 +237,31 @@ def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone()
     assert (len(old.actions), len(new.actions)) == (2, 3)
 
 
+def test_an_error_of_the_policy_is_told_to_those_who_waited_for_its_answer() -> None:
+    world = World(max_batch=2, max_wait=0.0)
+    told: list[str] = []
+
+    def ask() -> None:
+        try:
+            world.server.act("actor/0", 0, np.zeros((1, 2), np.float32), None)
+        except ValueError as error:
+            told.append(str(error))
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("no such head")
+
+    world.policy.act = broken  # type: ignore[method-assign]
+
+    def serve() -> None:
+        with pytest.raises(ValueError, match="no such head"):
+            world.server.step()
+
+    world.begin(ask)
+    world.begin(serve)
+    world.finish()
+    assert told == ["no such head"]
+
+
 def ask_at_once(world: World, actors: int, environments: int, requests: int) -> list[float]:
     """Actors that ask all at once, again and again; how long each request took."""
     took: list[float] = []

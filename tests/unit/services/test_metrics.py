@@ -266,3 +266,15 @@ def test_a_report_is_due_at_once_and_then_after_its_period(clock: Ticking, monke
     assert not reporter.due()
     now[0] += 0.02
     assert reporter.due()
+
+
+def test_the_clock_goes_on_where_it_was(clock: Ticking) -> None:
+    before, after = Metrics(), Metrics()
+    clock.now = 10.0
+    before.report("actor", {"env_steps": 1}, {}, {})
+    clock.now = 17.0
+    state = before.state_dict()
+    clock.now = 100.0  # another process, another clock
+    after.load_state_dict(state)
+    clock.now = 102.0
+    assert after.snapshot()["train_seconds"] == 9.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -103,3 +105,14 @@ def test_a_copy_that_may_have_been_written_over_is_made_again(
     slot.happens = publish
     shared._slots[0]["w"] = slot
     assert read_from(shared) == (int(read), [read] * 3)
+
+
+def test_who_asks_for_newer_weights_waits_until_there_are_some() -> None:
+    store = WeightStore()
+    store.publish(weights(1.0), 5)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(store.reached, 5, 20.0)
+        time.sleep(0.1)
+        assert not asked.done()
+        store.publish(weights(2.0), 6)
+        assert asked.result(5.0) is True
