@@ -105,6 +105,12 @@ class Wide(Net):
         return out, out[:, 2]
 def wide(observations, actions):
     return Wide()
+class Cut(Net):
+    @torch.no_grad()
+    def forward(self, observation):
+        return super().forward(observation)
+def cut(observations, actions):
+    return Cut()
 class Alone(Net):
     def forward(self, observation):
         return self.linear(observation)

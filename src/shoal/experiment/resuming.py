@@ -69,6 +69,7 @@ def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> P
         resumed = Resumed(path, lock, int(record.get("life", 0)) + 1, None)
         resumed.lines += _differences(record, recorded, options, values)
         _find_checkpoint(resumed, record, chosen)
+        _refuse_what_is_behind(resumed, options)
         _refuse_another_replay(resumed, record, values)
         return Plan(name, algorithm, cfg, chosen, resumed)
     except BaseException:
@@ -149,6 +150,18 @@ def _refuse_another_replay(resumed: Resumed, record: Mapping[str, Any], values: 
             raise UserError(
                 f"{config.option(name)} cannot change when a run goes on with its replay: it was saved with {before}. "
                 f"Leave it out, or start a new run with --restore {resumed.path}."
+            )
+
+
+def _refuse_what_is_behind(resumed: Resumed, options: Mapping[str, Any]) -> None:
+    """A stop that is given now and was passed before would end the run at once."""
+    for name in ("steps", "updates", "seconds"):
+        given = options.get(f"stop_{name}")
+        passed = resumed.meta.get("env_steps" if name == "steps" else name, 0) if resumed.checkpoint else 0
+        if given is not None and passed >= given:
+            raise UserError(
+                f"--stop-{name} {given:g} is behind the run in {resumed.path}, which has {passed:,.12g} {name}: "
+                "give more."
             )
 
 

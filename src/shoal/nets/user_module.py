@@ -29,8 +29,16 @@ def attempt(module: nn.Module, what: str, *inputs: Any) -> Any:
                 f"{what} has a parameter {name} of {parameter.dtype}: it is trained in torch.float32, so end the "
                 "factory with .float()."
             )
-    with torch.no_grad():
-        return _guarded(f"{what} failed on a batch of {_describe(inputs)}", module, *inputs)
+    with torch.enable_grad():
+        outputs = _guarded(f"{what} failed on a batch of {_describe(inputs)}", module, *inputs)
+    given = outputs if isinstance(outputs, tuple) else (outputs,)
+    tensors = [part for part in given if isinstance(part, torch.Tensor)]
+    if tensors and not any(tensor.requires_grad for tensor in tensors):
+        raise UserError(
+            f"{what} gives outputs that no parameter has a part in, so that nothing could be learned: is there a "
+            "torch.no_grad() or a detach() in its forward?"
+        )
+    return outputs
 
 
 def _guarded(message: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -138,6 +138,15 @@ def test_what_came_to_nothing_is_tried_again_soon(tmp_path: Path) -> None:
     assert (run.rounds(), saver.saved) == (2, 1)
 
 
+@pytest.mark.parametrize("node", ["learner", "metrics"])
+def test_without_the_learner_or_the_counts_there_is_no_checkpoint(node: str, tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path)
+    run.answers[node] = Answer(error=NodeDied("gone"))
+    tick(saver, 60.0)
+    tick(saver, 60.1)
+    assert (run.rounds(), saver.saved, saver._store.newest()) == (1, 0, (None, []))
+
+
 def test_who_does_not_answer_in_time_is_left_out(tmp_path: Path) -> None:
     saver, run, _ = make(tmp_path)
     run.answers["actor/0"] = Answer(done=False)

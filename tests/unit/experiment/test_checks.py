@@ -82,3 +82,12 @@ def test_the_capacity_that_is_suggested_takes_half_of_the_memory(monkeypatch: py
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 1_600_000}.__getitem__)
     cfg = apex_dqn.Config(env="CartPole-v1", capacity=HUGE)
     assert refusal(apex_dqn, cfg).endswith("this machine has 2 GB: give --capacity 50000000 or less.")
+
+
+def test_needs_that_fit_one_by_one_and_not_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = impala.Config(env="CartPole-v1", preset="none")
+    needs = sorted(memory_needs(cfg, describe_env(cfg), RunOptions()).values())
+    pages = int(sum(needs) - needs[0] / 2) if needs[0] else int(sum(needs) - 1)
+    assert pages > needs[-1]
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": pages}.__getitem__)
+    assert "of memory, and this machine has" in refusal(impala, cfg)

@@ -34,6 +34,12 @@ def test_runs_that_were_evaluated_at_other_times_meet_on_a_common_grid() -> None
     np.testing.assert_allclose(high - mean, 5.0)
 
 
+def test_a_curve_begins_where_all_of_its_runs_have_values() -> None:
+    late = [{**row, "seconds": row["seconds"] + 1.0} for row in rows([10, 30], 2.0)]
+    x, mean, *_ = plots.over_seeds([rows([0, 10, 20, 30], 1.0), late], "seconds")
+    assert (x[0], x[-1], mean[0], mean[-1]) == (1.0, 3.0, 10.0, 30.0)
+
+
 def test_a_run_that_ended_keeps_its_last_value_until_the_longest_ends() -> None:
     x, mean, *_ = plots.over_seeds([rows([0, 1, 2, 3], 1.0), rows([0, 1], 1.0)], "seconds")
     assert (x[-1], mean[-1]) == (3.0, 2.0)
@@ -76,6 +82,11 @@ def test_virtual_seconds_are_not_drawn_among_real_ones(tmp_path: Path) -> None:
     assert plots.on_axis(curves, "seconds", "seconds") == ([curves[0], curves[2]], "seconds")
     assert plots.on_axis(curves[1:2], "seconds", "seconds") == (curves[1:2], "virtual seconds")
     assert len(plots.draw(paths, tmp_path / "curve.png")) == 3
+
+
+def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:
+    path = run(tmp_path / "run", [1.0, 2.0])
+    assert len(plots.read_runs([path, tmp_path / "." / "run", path], print)) == 1
 
 
 def test_every_task_has_a_panel(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal import envs
-from shoal.algorithms import impala
+from shoal.algorithms import apex_dqn, impala
 from shoal.checkpoints import Checkpoints, DamagedCheckpoint, RunLock
 from shoal.errors import UserError
 from shoal.experiment import records
@@ -67,6 +67,24 @@ def test_what_cannot_change_is_refused_with_its_reason(run: Path) -> None:
         with pytest.raises(UserError, match=sentence):
             planned(run, options, **values)
     planned(run)  # nobody has kept the lock
+
+
+@pytest.mark.parametrize(("name", "passed"), [("updates", 7), ("steps", 900), ("seconds", 3)])
+def test_a_stop_that_is_behind_is_refused(run: Path, name: str, passed: int) -> None:
+    for given in (1, passed):
+        with pytest.raises(
+            UserError, match=rf"--stop-{name} {given} is behind the run in .* has {passed} {name}: give"
+        ):
+            planned(run, {f"stop_{name}": given})
+    planned(run, {f"stop_{name}": passed + 1})
+
+
+def test_a_capacity_may_change_where_the_replay_was_not_saved(tmp_path: Path) -> None:
+    cfg = apex_dqn.Config(capacity=1000)
+    made = RunDirectory.create(str(tmp_path / "other"), "apex_dqn", "CartPole-v1", 0, print)
+    made.write_config(records.record_of("apex_dqn", cfg, envs.describe("CartPole-v1"), RunOptions(stop_steps=1000)))
+    made.close()
+    assert planned(tmp_path / "other", capacity=2000).cfg.capacity == 2000
 
 
 def test_an_environment_that_was_in_no_module_may_be_given_from_one(run: Path) -> None:

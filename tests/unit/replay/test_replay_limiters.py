@@ -23,6 +23,7 @@ from shoal.replay import (
     Writer,
     n_step,
 )
+from shoal.replay.limiters import Counts
 
 
 def rows(first: int, count: int, environments: int = 1) -> dict[str, np.ndarray]:
@@ -286,3 +287,16 @@ def test_readers_and_writers_at_once_never_see_rows_of_others() -> None:
     assert not failures
     assert replay.info()["table"]["inserts"] > 1000
     audit(replay)
+
+
+def test_sampling_begins_with_exactly_as_many_items_as_were_asked_for() -> None:
+    limiter = MinSize(5)
+    assert [limiter.sampleable(Counts(size=size), 3) for size in (4, 5, 6)] == [0, 3, 3]
+
+
+def test_inserting_may_always_fill_up_to_what_sampling_needs() -> None:
+    """After items were removed a ratio alone would hold back what sampling waits for."""
+    limiter = SamplesPerInsert(1.0, 10, 5.0)
+    counts = Counts(size=4, inserts=30, samples=10)
+    assert limiter.insertable(counts, 20) == 6
+    assert limiter.insertable(Counts(size=10, inserts=30, samples=10), 20) == 0
