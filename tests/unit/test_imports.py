@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "algorithms checkpoints config envs errors factories loops nets program replay runtime services versions",
         "numpy torch rich matplotlib pandas wandb",
     ),
-    "playing": ("acting envs errors experiment factories loops tree", "numpy gymnasium imageio PIL"),
+    "playing": ("acting config envs errors experiment factories loops tree", "numpy gymnasium imageio PIL"),
     "sweeps": ("checkpoints config errors experiment", "numpy optuna matplotlib"),
     "commands": ("bench config envs errors experiment playing runtime sweeps", "rich"),
     "bench": ("acting envs errors experiment flat loops nets optim program replay runtime tree", "numpy torch"),

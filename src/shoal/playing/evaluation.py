@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal import envs, tree
+from shoal.config import Episodes, Seed, validate
 from shoal.envs import Environment
 from shoal.errors import UserError
 from shoal.experiment import records
@@ -18,6 +19,12 @@ from shoal.factories import name_of
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.evaluator import evaluate as play
 from shoal.playing.policy import TrainedPolicy, load
+
+
+@dataclass(frozen=True)
+class _Asked:
+    episodes: Episodes
+    seed: Seed | None
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,7 @@ def evaluate(
     Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function.
     `env_options` take the place of those that the environment had.
     """
-    if episodes < 1:
-        raise UserError(f"--episodes {episodes} is too small: give at least 1.")
+    validate(_Asked(episodes, seed))
     policy = source if isinstance(source, TrainedPolicy) else load(source, network=network, core=core)
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     cfg = environment_config(policy, env, env_options)
