@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from shoal.experiment.options import Result
     from shoal.experiment.training import resume, train
     from shoal.playing import Evaluation, TrainedPolicy, evaluate, load, record
+    from shoal.playing.exporting import export
     from shoal.runtime.supervise import RunFailed
     from shoal.sweeps.running import sweep
 
@@ -21,6 +22,7 @@ __all__ = [
     "UserError",
     "__version__",
     "evaluate",
+    "export",
     "load",
     "record",
     "resume",
@@ -34,6 +36,7 @@ _WHERE = {
     "load": "shoal.playing.policy",
     "TrainedPolicy": "shoal.playing.policy",
     "record": "shoal.playing.recording",
+    "export": "shoal.playing.exporting",
     "evaluate": "shoal.playing.evaluation",
     "Evaluation": "shoal.playing.evaluation",
     "sweep": "shoal.sweeps.running",

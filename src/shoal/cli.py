@@ -39,6 +39,7 @@ usage: shoal COMMAND …
   shoal config RUN                       a run's options, as such a file
   shoal eval RUN                         play a trained policy again, from its run directory
   shoal record RUN                       film a trained policy: mp4 or gif
+  shoal export RUN                       a trained policy as a file: ONNX or torch
   shoal sweep FILE.toml                  try values of options, over seeds, several runs at a time
   shoal runs                             runs and their state; shoal status RUN: one of them, while it goes on
   shoal compare RUN...                   returns over seeds, with intervals; shoal diff A B: what two differ in

@@ -50,7 +50,10 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "algorithms checkpoints config envs errors factories loops nets program replay runtime services versions",
         "numpy torch rich matplotlib pandas wandb",
     ),
-    "playing": ("acting config envs errors experiment factories loops tree", "numpy gymnasium imageio PIL"),
+    "playing": (
+        "acting config envs errors experiment factories functional loops nets tree",
+        "numpy torch gymnasium imageio onnxruntime PIL",
+    ),
     "sweeps": ("checkpoints config errors experiment", "numpy optuna matplotlib"),
     "commands": ("bench config envs errors experiment playing runtime sweeps", "rich"),
     "bench": ("acting envs errors experiment flat loops nets optim program replay runtime tree", "numpy torch"),

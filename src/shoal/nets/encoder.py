@@ -28,7 +28,7 @@ class VectorEncoder(nn.Module):
         self.bytes = space.dtype == np.uint8 and isinstance(space, spaces.Box)
 
     def forward(self, observation: Tensor) -> Tensor:
-        flat = observation.reshape(len(observation), self.size).float()
+        flat = observation.reshape(observation.shape[0], self.size).float()
         return flat / 255.0 if self.bytes else flat
 
 
@@ -44,8 +44,8 @@ class OneHotEncoder(nn.Module):
         self.register_buffer("offsets", torch.from_numpy(offsets), persistent=False)  # where each part's 0 lies
 
     def forward(self, numbers: Tensor) -> Tensor:
-        index = numbers.reshape(len(numbers), len(self.counts)).long() + cast(Tensor, self.offsets)
-        return torch.zeros(len(index), self.size, device=index.device).scatter_(1, index, 1.0)
+        index = numbers.reshape(numbers.shape[0], len(self.counts)).long() + cast(Tensor, self.offsets)
+        return torch.zeros(index.shape[0], self.size, device=index.device).scatter_(1, index, 1.0)
 
 
 class CompositeEncoder(nn.Module):

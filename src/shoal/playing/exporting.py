@@ -1,0 +1,384 @@
+"""A trained policy as one file that needs no Shoal: ONNX or torch, a contract, recorded inputs and outputs.
+
+What is written is one greedy step: observation and memory in, action and memory after it out. It is run against what
+the policy itself does before it is said to be done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from shoal import tree
+from shoal.acting.actor_critic import ActorCriticPolicy
+from shoal.acting.deterministic import ControlPolicy
+from shoal.acting.policy import LAST_REWARD
+from shoal.acting.q import QPolicy
+from shoal.acting.recurrent_q import RecurrentQPolicy, core_state
+from shoal.acting.squashed import SquashedGaussianPolicy
+from shoal.envs.space_records import to_record
+from shoal.errors import UserError
+from shoal.functional.distributions import Categorical, DiagonalGaussian, MultiCategorical
+from shoal.playing.policy import TrainedPolicy, load
+from shoal.types import Columns
+
+FORMATS = {"onnx": "policy.onnx", "torch": "policy.pt2"}
+STEPS, ROWS = 8, 3  # that are recorded: steps of an episode, episodes side by side
+TOLERANCE = 1e-5
+CONTRACT, RECORDED = "contract.json", "recorded.npz"
+Outputs = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Export:
+    folder: str
+    file: str
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    largest_difference: float
+
+
+def export(
+    source: TrainedPolicy | str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    format: str = "onnx",
+) -> Export:
+    """Write a run's greedy policy into a new or empty folder, by default `export-FORMAT` in the run directory."""
+    if format not in FORMATS:
+        raise UserError(f"--format {format} is not known: choose one of {', '.join(FORMATS)}.")
+    _need(format)
+    policy = source if isinstance(source, TrainedPolicy) else load(source)
+    place = Path(folder) if folder is not None else policy.run / f"export-{format}"
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UserError(f"--output {place} is there already: give a new or empty folder.")
+    step = Step(policy)
+    made = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        made.mkdir(parents=True)
+        recorded = _write(format, policy, step, made / FORMATS[format])
+        difference = _check(_player(format, made / FORMATS[format]), recorded, f"{format} export")
+        inputs, outputs = _described(step, recorded[0])
+        contract = _contract(policy, step, FORMATS[format], inputs, outputs)
+        (made / CONTRACT).write_text(json.dumps(contract, indent=2) + "\n")
+        stacked = {name: np.stack([row[name] for row in recorded]) for name in recorded[0]}
+        np.savez(made / RECORDED, **stacked)  # type: ignore[arg-type]
+        if place.exists():
+            place.rmdir()
+        os.replace(made, place)
+    except OSError as error:
+        raise UserError(f"--output {place} cannot be written ({error.strerror}).") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return Export(str(place), FORMATS[format], inputs, outputs, difference)
+
+
+def _need(format: str) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
+        try:
+            __import__(package)
+        except ImportError:
+            raise UserError(
+                f"ONNX needs packages that are not installed ({package}); run: pip install 'shoal[onnx]'"
+            ) from None
+
+
+# ---- one step --------------------------------------------------------------------------------------------------------
+
+
+class Step(nn.Module):
+    """Flat tensors in the order of `inputs` → tensors in the order of `outputs`; memory that is zero is an episode's
+    beginning."""
+
+    def __init__(self, policy: TrainedPolicy) -> None:
+        super().__init__()
+        acting: Any = policy.greedy
+        forward = next((made for kind, made in KINDS if isinstance(acting, kind)), None)
+        if forward is None:
+            raise UserError(
+                f"A policy of the kind {type(acting).__name__} cannot be exported: only those of shoal.acting."
+            )
+        acting.load({name: np.asarray(value) for name, value in acting.state_dict()["weights"].items()})
+        _load_network(acting)
+        self.network: nn.Module = acting.network
+        self.space, self.native = policy.seen_space, policy.action_space
+        self.observations = list(tree.leaf_spaces(self.space, "observation"))
+        self.memory = list(acting.initial_state(1))
+        self._forward = forward
+        self._acting = acting
+
+    @property
+    def inputs(self) -> list[str]:
+        return [*self.observations, *(f"memory/{name}" for name in self.memory)]
+
+    @property
+    def outputs(self) -> list[str]:
+        return ["action", "scores", *(f"memory/{name}" for name in self.memory if name != LAST_REWARD)]
+
+    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        parts = dict(zip(self.inputs, flat))
+        observation = tree.nest(self.space, parts, "observation")
+        memory = {name: parts[f"memory/{name}"] for name in self.memory}
+        action, scores, after = self._forward(self._acting, self.network, observation, memory)
+        action = _as_environment(action, self.native)
+        return (action, scores, *(after[name] for name in self.memory if name != LAST_REWARD))
+
+
+def _load_network(acting: Any) -> None:
+    """The torch network has the weights also where a numpy mirror acts in its place."""
+    from shoal.nets.weights import import_weights
+
+    import_weights(acting.network, acting.state_dict()["weights"])
+    acting.network.eval()
+
+
+def _actor_critic(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
+    rows = tree.map(lambda x: x.unsqueeze(0), observation)
+    first = torch.zeros_like(_any_leaf(rows).flatten(2).select(2, 0) if _any_leaf(rows).dim() > 2 else _any_leaf(rows))
+    parameters, _, after = network(rows, memory, first.bool())
+    return _mode(network.distribution, parameters[0]), parameters[0], after
+
+
+def _q(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
+    q = network(observation)
+    expected = q.mean(-1) if q.dim() == 3 else q
+    return expected.argmax(-1), expected, {}
+
+
+def _recurrent_q(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
+    rows = tree.map(lambda x: x.unsqueeze(0), observation)
+    action, reward = memory["last_action"].unsqueeze(0), memory[LAST_REWARD].unsqueeze(0)
+    q, core = network(rows, action - 1, reward, core_state(memory), action == 0)
+    best = q[0].argmax(-1)
+    return best, q[0], {f"core/{name}": value for name, value in core.items()} | {"last_action": best + 1}
+
+
+def _control(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
+    units = network.actor(observation)
+    return network.actor.units.to_environment(units), units, {}
+
+
+def _squashed(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
+    units = torch.tanh(network.actor(observation)[0])
+    return network.actor.units.to_environment(units), units, {}
+
+
+KINDS: tuple[tuple[type[Any], Any], ...] = (
+    (ActorCriticPolicy, _actor_critic),
+    (QPolicy, _q),
+    (RecurrentQPolicy, _recurrent_q),
+    (SquashedGaussianPolicy, _squashed),
+    (ControlPolicy, _control),
+)
+
+
+def _any_leaf(nested: Any) -> Tensor:
+    while not isinstance(nested, Tensor):
+        nested = next(iter(nested.values() if isinstance(nested, Mapping) else nested))
+    return nested
+
+
+def _mode(distribution: Any, parameters: Tensor) -> Tensor:
+    """The most probable action, as `distribution.mode` has it for arrays."""
+    match distribution:
+        case Categorical():
+            return parameters.argmax(-1)
+        case MultiCategorical():
+            return torch.stack([part.argmax(-1) for part in distribution._split(parameters)], -1)  # type: ignore[arg-type]
+        case DiagonalGaussian():
+            mean = parameters[..., : parameters.shape[-1] // 2]
+            return mean.reshape(-1, *distribution.shape)
+    raise UserError(f"Actions of the kind {type(distribution).__name__} cannot be exported.")
+
+
+def _as_environment(action: Tensor, space: spaces.Space[Any]) -> Tensor:
+    """Discrete actions counted from the environment's own start, continuous ones within its bounds."""
+    match space:
+        case spaces.Discrete():
+            return action + int(space.start)
+        case spaces.MultiDiscrete():
+            return action + torch.as_tensor(space.start)
+        case spaces.Box():
+            low, high = (torch.as_tensor(bound.astype(np.float32)) for bound in (space.low, space.high))
+            return torch.minimum(torch.maximum(action, low), high)
+    raise UserError(f"Actions in {space} cannot be exported.")
+
+
+# ---- what is recorded, and compared ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _recorded(policy: TrainedPolicy, step: Step, rows: int) -> list[Outputs]:
+    """Inputs and outputs of a few steps; actions are those that the policy itself takes, not this module's."""
+    acting: Any = policy.greedy
+    step.space.seed(0)
+    memory: Columns = acting.initial_state(rows)
+    first, found = np.ones(rows, np.bool_), []
+    for _ in range(STEPS):
+        samples = [tree.flatten(step.space.sample(), "observation") for _ in range(rows)]
+        seen = {name: np.stack([np.asarray(sample[name]) for sample in samples]) for name in step.observations}
+        seen = {name: value.clip(-10, 10) if value.dtype.kind == "f" else value for name, value in seen.items()}
+        row: Outputs = {**seen, **{f"memory/{name}": np.array(value) for name, value in memory.items()}}
+        given = [torch.from_numpy(row[name]) for name in step.inputs]
+        results = {f"out/{name}": value.numpy() for name, value in zip(step.outputs, step(*given))}
+        action, after, _ = acting.act(tree.nest(step.space, seen, "observation"), memory, first)
+        results["out/action"] = np.asarray(policy._to_environment(action))
+        found.append(row | results)
+        memory, first = {name: np.array(value) for name, value in after.items()}, np.zeros(rows, np.bool_)
+        if LAST_REWARD in memory:
+            memory[LAST_REWARD] = np.linspace(-1, 1, rows, dtype=np.float32)
+    return found
+
+
+Player = Callable[[Outputs], Outputs]
+
+
+def _check(play: Player, recorded: list[Outputs], what: str) -> float:
+    """Refuse what does not do as the policy does; the largest difference of a number."""
+    largest = 0.0
+    for row in recorded:
+        given = {name: value for name, value in row.items() if not name.startswith("out/")}
+        for name, value in play(given).items():
+            wanted = row[f"out/{name}"]
+            if value.shape != wanted.shape:
+                raise UserError(
+                    f"The {what} gives {name} as {list(value.shape)}, and the policy as {list(wanted.shape)}."
+                )
+            if name == "action" and wanted.dtype.kind in "iu":
+                clear = _margin(row["out/scores"]) > 10 * TOLERANCE
+                if clear.all() and not np.array_equal(value, wanted):
+                    raise UserError(f"The {what} takes other actions than the policy: it was not written.")
+                continue
+            difference = float(np.max(np.abs(value - wanted) / (1.0 + np.abs(wanted)), initial=0.0))
+            largest = max(largest, difference)
+            if not difference <= TOLERANCE:
+                raise UserError(
+                    f"The {what} differs from the policy by {difference:.1e} in {name}: it was not written."
+                )
+    return largest
+
+
+def _margin(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """How far the best action is before the second: nearer than rounding, either may be taken."""
+    ordered = np.sort(scores, axis=-1)
+    return ordered[..., -1] - ordered[..., -2] if scores.shape[-1] > 1 else np.ones(scores.shape[:-1])
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _write(format: str, policy: TrainedPolicy, step: Step, path: Path) -> list[Outputs]:
+    """For batches of any size, or, where a network cannot be traced so, for one row; what was recorded of it."""
+    recorded = _recorded(policy, step, ROWS)
+    program = _traced(step, recorded[0], any_size=True)
+    if program is None:
+        recorded = _recorded(policy, step, 1)
+        program = _traced(step, recorded[0], any_size=False)
+    if format == "torch":
+        torch.export.save(program, path)
+    else:
+        names: dict[str, Any] = {"input_names": step.inputs, "output_names": [f"out/{name}" for name in step.outputs]}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(program, (), str(path), external_data=False, verbose=False, **names)
+    return recorded
+
+
+def _traced(step: Step, row: Outputs, any_size: bool) -> Any:
+    given = tuple(torch.from_numpy(row[name]) for name in step.inputs)
+    batch = torch.export.Dim("batch", min=1)
+    shapes = {"flat": tuple({0: batch} for _ in given)} if any_size else None
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(step, given, dynamic_shapes=shapes)
+    except Exception as error:
+        if any_size:
+            return None
+        raise UserError(f"The network cannot be exported by torch: {str(error).splitlines()[0]}") from None
+
+
+def _player(format: str, path: Path) -> Player:
+    if format == "onnx":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        wanted = {each.name for each in session.get_inputs()}
+
+        def play(given: Outputs) -> Outputs:
+            found = session.run(names, {name: value for name, value in given.items() if name in wanted})
+            return {name.removeprefix("out/"): value for name, value in zip(names, found)}
+
+        return play
+    return _torch_player(path)
+
+
+def _torch_player(path: Path) -> Player:
+    module = torch.export.load(path).module()
+
+    def play(given: Outputs) -> Outputs:
+        with torch.no_grad():
+            found = module(*(torch.from_numpy(value) for value in given.values()))
+        names = ["action", "scores", *(name for name in given if name.startswith("memory/"))]
+        names = [name for name in names if name != f"memory/{LAST_REWARD}"]
+        return {name: value.numpy() for name, value in zip(names, found)}
+
+    return play
+
+
+def _described(step: Step, row: Outputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    inputs = [_tensor(name, row[name]) for name in step.inputs]
+    outputs = [_tensor(name, row[f"out/{name}"]) | {"name": f"out/{name}"} for name in step.outputs]
+    for output, name in zip(outputs, step.outputs):
+        if name.startswith("memory/"):
+            output["feeds"] = name
+    return inputs, outputs
+
+
+def _tensor(name: str, value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    size = "batch" if len(value) == ROWS else len(value)
+    return {"name": name, "shape": [size, *value.shape[1:]], "dtype": str(value.dtype)}
+
+
+def _contract(policy: TrainedPolicy, step: Step, file: str, inputs: Any, outputs: Any) -> dict[str, Any]:
+    from shoal import __version__
+
+    rules = ["out/action is the greedy action as the environment takes it."]
+    if step.memory:
+        rules.append(
+            "Where an episode begins, every input memory/… is zero; else it is the last step's output that feeds it."
+        )
+    if policy.wants_reward:
+        rules.append(f"memory/{LAST_REWARD} is what the last action gave.")
+    if policy._stacks:
+        rules.append(
+            f"Images are stacks of the last {next(iter(policy._stacks.values()))} frames, oldest first; at an "
+            "episode's beginning its first frame is repeated."
+        )
+    return {
+        "contract": 1,
+        "shoal": __version__,
+        "algorithm": policy.algorithm,
+        "file": file,
+        "inputs": inputs,
+        "outputs": outputs,
+        "observation_space": to_record(step.space),
+        "action_space": to_record(policy.action_space),
+        "rules": rules,
+        "recorded": f"{RECORDED}: {STEPS} steps, arrays [step, row, …] by the names above",
+    }
