@@ -6,6 +6,7 @@ the policy itself does before it is said to be done.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -86,12 +87,8 @@ def export(
 
 def _need(format: str) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
-        try:
-            __import__(package)
-        except ImportError:
-            raise UserError(
-                f"ONNX needs packages that are not installed ({package}); run: pip install 'shoal[onnx]'"
-            ) from None
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"ONNX needs a package that is not installed ({package}); run: pip install 'shoal[onnx]'")
 
 
 # ---- one step --------------------------------------------------------------------------------------------------------
@@ -197,8 +194,9 @@ def _mode(distribution: Any, parameters: Tensor) -> Tensor:
         case MultiCategorical():
             return torch.stack([part.argmax(-1) for part in distribution._split(parameters)], -1)  # type: ignore[arg-type]
         case DiagonalGaussian():
-            mean = parameters[..., : parameters.shape[-1] // 2]
-            return mean.reshape(-1, *distribution.shape)
+            mean = parameters[..., : len(distribution.centre)]
+            centre, half_width = (torch.tensor(each) for each in (distribution.centre, distribution.half_width))
+            return (centre + half_width * mean).float().reshape(-1, *distribution.shape)
     raise UserError(f"Actions of the kind {type(distribution).__name__} cannot be exported.")
 
 

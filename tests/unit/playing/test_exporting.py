@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,13 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("apex_dqn", {"quantiles": 5}),
 ]
 EXAMPLE = Path(__file__).parents[3] / "examples" / "play_export.py"
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_onnxruntime() -> Iterator[None]:
+    """It leaves a file of its own in the folder for temporary ones."""
+    yield
+    (Path(tempfile.gettempdir()) / ".ses").unlink(missing_ok=True)
 
 
 def checked(run: Path, format: str) -> None:
