@@ -87,7 +87,10 @@ def _check_format(output: Path, known: Mapping[str, str]) -> None:
 
 def read_runs(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Run]:
     found, strange = [], []
-    for path in dict.fromkeys(path.resolve() if path.is_dir() else path for path in paths):  # twice is once
+    given: dict[Path, Path] = {}
+    for path in paths:
+        given.setdefault(path.resolve(), path)  # the same one twice is drawn once
+    for path in given.values():
         inside = sorted(file.parent for file in path.glob(f"*/{directory.CONFIG}")) if path.is_dir() else []
         for one in [path] if not inside or (path / directory.CONFIG).exists() else inside:
             try:

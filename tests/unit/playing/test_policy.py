@@ -241,7 +241,7 @@ def test_evaluation_refuses_an_environment_of_other_spaces(tmp_path: Path) -> No
     run = saved_run(tmp_path / "run")
     with pytest.raises(UserError, match=r"Acrobot-v1 has the observations float32 \[6\], and the policy of"):
         shoal.evaluate(run, env="Acrobot-v1", episodes=1)
-    with pytest.raises(UserError, match="--episodes 0 is too small"):
+    with pytest.raises(UserError, match="--episodes 0 is out of range"):
         shoal.evaluate(run, episodes=0)
 
 
