@@ -1,0 +1,21 @@
+"""The inline runtime's clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.runtime.baton import Baton
+
+
+@pytest.mark.parametrize(("now", "seconds"), [(0.3, 5.6e-17), (0.1, 1e-12), (12.5, 4e-10)])
+def test_some_time_passes_however_little_is_asked_for(now: float, seconds: float) -> None:
+    baton = Baton()
+    baton.now = now
+    assert now < baton.after(seconds) <= now + 2e-9
+
+
+def test_times_are_whole_nanoseconds() -> None:
+    baton = Baton()
+    baton.now = 0.1
+    assert baton.after(0.2) == 0.3
+    assert baton.after(0.0) == 0.1
