@@ -62,8 +62,8 @@ class Baton:
         return self.now
 
     def after(self, seconds: float) -> float:
-        """The time so many seconds from now; to nanoseconds, or it would depend on when somebody begins to wait. However
-        little is asked for, some time passes: what is due in less than a nanosecond would never be."""
+        """The time so many seconds from now; to nanoseconds, or it would depend on when somebody begins to wait.
+        However little is asked for, some time passes: what is due in less than a nanosecond would never be."""
         later = round(self.now + seconds, 9)
         return later if later > self.now or seconds <= 0.0 else round(self.now + 1e-9, 9)
 
