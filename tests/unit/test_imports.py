@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),
-    "envs": ("errors tree", "numpy gymnasium dm_env ale_py cloudpickle"),
+    "envs": ("errors tree", "numpy gymnasium dm_env ale_py envpool cloudpickle"),
     "nets": ("errors factories functional tree", "torch numpy gymnasium"),
     "acting": ("functional nets program replay retry tree versions", "torch numpy"),
     "services": ("acting buffers errors flat program replay retry state sync tree versions", "torch numpy"),

@@ -21,7 +21,10 @@ from shoal.errors import UserError
 
 Environment = str | Callable[..., Any]
 
-_EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm"}  # what brings a missing module
+_EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "dm", "envpool": "envpool"} | {
+    "dm_control": "dm-control",  # what brings a missing module
+    "shimmy": "dm-control",
+}
 _ATARI = re.compile(r"ALE/.*|.*NoFrameskip-v[04]")  # ids that are nothing else
 _KNOWN_EVERYWHERE = ("gymnasium", "ale_py", "shoal")  # whose ids every process knows or can look up
 
@@ -57,6 +60,10 @@ def resolve(env: Environment) -> registration.EnvSpec | Callable[..., Any]:
     if not name or not all(part.isidentifier() for part in module_name.split(".")):
         raise UserError(f"'{env}' is no module:factory; write for example my_folder.my_module:make_env.")
     module = _import(module_name, env)
+    if module_name == "envpool":
+        from shoal.envs import pool  # which needs this module
+
+        return pool.factory(name)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -123,7 +130,7 @@ def _import(name: str, env: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+        if error.name and error.name not in _EXTRAS and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(
                 f"{env}: there is no module '{error.name}'; run the command in the folder that holds it or install it."
             ) from error
