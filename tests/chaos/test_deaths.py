@@ -18,7 +18,7 @@ from victim import small_program
 
 from leftovers import temporary_files
 from shoal import envs
-from shoal.algorithms import a3c, apex_dqn
+from shoal.algorithms import a3c, apex_dqn, ppo
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, NodeDied, Program
 from shoal.runtime import Run, Supervisor, launch
@@ -116,9 +116,19 @@ def sharded_program() -> Program:
     return apex_dqn.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
 
 
-def workers_program() -> Program:
-    cfg = a3c.Config(env="CartPole-v1", actors=2, envs_per_actor=2, unroll=5, hidden=(8,))
+def workers_program(**options: Any) -> Program:
+    cfg = a3c.Config(env="CartPole-v1", actors=2, envs_per_actor=2, unroll=5, hidden=(8,), **options)
     return a3c.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
+
+
+def workers_in_step() -> Program:
+    return workers_program(synchronous=True)
+
+
+def actors_in_step() -> Program:
+    """Actors wait for the weights that their last rollouts have made."""
+    cfg = ppo.Config(env="CartPole-v1", actors=2, envs_per_actor=4, unroll=8, hidden=(8,), epochs=1)
+    return ppo.program(cfg, envs.describe("CartPole-v1"), Settings(evaluate=False))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +137,8 @@ def workers_program() -> Program:
         (two_actors, ["metrics", "weights", "learner", "replay"]),
         (sharded_program, ["replay"]),
         (workers_program, ["gradients", "learner", "metrics", "weights"]),
+        (actors_in_step, ["replay", "actor/0", "replay"]),
+        pytest.param(workers_in_step, ["gradients", "worker/0", "learner"], marks=pytest.mark.slow),
         pytest.param(central_program, ["inference/0"], marks=pytest.mark.slow),
         pytest.param(grouped_program, ["learner/1", "learner", "group"], marks=pytest.mark.slow),
     ],
@@ -147,6 +159,8 @@ def test_a_run_goes_on_whoever_is_killed(runtime: str, described: Callable[[], P
         (two_actors, ["metrics", "weights", "learner", "replay", "actor/0"]),
         (sharded_program, ["replay", "replay/0"]),
         (workers_program, ["gradients", "learner", "worker/0"]),
+        (actors_in_step, ["replay", "actor/0", "learner", "weights"]),
+        (workers_in_step, ["gradients", "worker/0"]),
         (central_program, ["inference/0"]),
         (grouped_program, ["learner/1", "group"]),
     ],

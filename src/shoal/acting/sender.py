@@ -24,8 +24,8 @@ class PipelinedInserts:
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
         self._last: Future = _NOTHING
-        self._rows = 0  # of the block whose answer is still to come
-        self.lost_rows = 0
+        self._under_way = (0, 0)  # rows and items of the block whose answer is still to come
+        self.lost_rows = self.lost_items = 0
         self._alone = False
         self.forget_writer = replay.forget_writer
 
@@ -35,21 +35,21 @@ class PipelinedInserts:
             self._alone = False
             return result
         before, self._last = self._last, _NOTHING  # where sending fails there is nothing to wait for
-        rows, self._rows = self._rows, _rows(block)
+        lost, self._under_way = self._under_way, _size(block)
         self._last = futures(self._replay).insert(block, timeout)  # copied out while the one before is being stored
         try:
             result = before.result()
         except NodeDied:
-            self.lost_rows += rows
-            self._last, self._rows, self._alone = _NOTHING, 0, True
+            self.lost_rows, self.lost_items = self.lost_rows + lost[0], self.lost_items + lost[1]
+            self._last, self._under_way, self._alone = _NOTHING, (0, 0), True
             raise
         return result
 
 
-def _rows(block: Block) -> int:
-    """How many there are, of all environments."""
+def _size(block: Block) -> tuple[int, int]:
+    """Its rows, of all environments, and the items that they complete."""
     shape = next(iter(block.columns.values())).shape
-    return int(shape[0] * shape[1])
+    return int(shape[0] * shape[1]), sum(len(items.spans) for items in block.items.values())
 
 
 class Sender:
@@ -62,6 +62,7 @@ class Sender:
     def __init__(
         self, policy: Policy, replays: Sequence[Replay], patterns: Mapping[str, Pattern], name: str, home: int = 0
     ) -> None:
+        self._replays = list(replays)
         self._pipelined = PipelinedInserts(replays[0]) if len(replays) == 1 else None
         receiver = self._pipelined or ShardedReplay(list(replays), home=home)
         prioritizing = policy if isinstance(policy, GivesPriorities) else None
@@ -85,12 +86,20 @@ class Sender:
         """Go on with a block that was held up, or lost on its way."""
         patiently(self._writer.flush, lost=LOST)
 
-    def take_lost_rows(self) -> int:
-        """Rows, since the last time, that were on their way to a service that was lost."""
-        if self._pipelined is None:
-            return 0
-        lost, self._pipelined.lost_rows = self._pipelined.lost_rows, 0
-        return lost
+    def newest_is_lost(self) -> bool:
+        """Whether what was sent last was lost with the service that it went to: nobody will ever learn from it."""
+        writer = self._writer
+        return not any(patiently(lambda: [one.has_newest(writer.name, writer.life) for one in self._replays]))
+
+    def take_lost(self) -> dict[str, int]:
+        """What was lost with a service since the last time: rows that were on their way to it, and items that these
+        had completed, or of which it had the first rows."""
+        lost = {"lost_rows": 0, "lost_items": self._writer.cut_items}
+        self._writer.cut_items = 0
+        if (inserts := self._pipelined) is not None:
+            lost = {"lost_rows": inserts.lost_rows, "lost_items": lost["lost_items"] + inserts.lost_items}
+            inserts.lost_rows = inserts.lost_items = 0
+        return {name: count for name, count in lost.items() if count}
 
     def state_dict(self) -> dict[str, Any]:
         return self._writer.state_dict()

@@ -19,10 +19,11 @@ from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
-from shoal.sync import sign_of_life
+from shoal.sync import process_ends, scheduler, sign_of_life
 from shoal.types import Columns
 from shoal.versions import NONE, updates_between
 
+LOOK = 1.0  # seconds between two looks at whether what was sent is still there
 TOLD_LOSSES = 5  # of an actor's environments, word by word; all are counted
 
 
@@ -201,15 +202,15 @@ class ActorLoop(RowLoop):
 
     def _sent(self) -> None:
         self._stage = "sent"
-        if lost := self._send.take_lost_rows():
-            self._runner.report.count("lost_rows", lost)
+        for name, lost in self._send.take_lost().items():
+            self._runner.report.count(name, lost)
         self._runner.report.lap("waiting to insert")
 
     def _refresh(self) -> None:
         """Take newer weights when they have arrived; ask for them without waiting, unless synchronous."""
         if self._synchronous:
             with self._still():
-                found: Any = patiently(lambda: self._weights.wait(self._recorder.version))
+                found: Any = self._await_weights()
             if found is not None:
                 self._recorder.load(*found)
             self._runner.report.lap("waiting for weights")
@@ -226,6 +227,16 @@ class ActorLoop(RowLoop):
                 self._runner.report.values["acting_staleness"] = updates_between(self._recorder.version, found[0])
                 self._recorder.load(*found)
         self._runner.report.lap("weights")
+
+    def _await_weights(self) -> Any:
+        """Newer ones; or None where a replay has lost what these have brought, so that nothing newer will come of it:
+        then the same weights act once more."""
+        patience = LOOK if scheduler() is None else None  # inline nobody is lost
+        while not self._finishing and not process_ends():
+            found: Any = patiently(lambda: self._weights.wait(self._recorder.version, patience))
+            if found is not None or patience is None or self._send.newest_is_lost():
+                return found
+        return None
 
 
 class RemoteActorLoop(RowLoop):

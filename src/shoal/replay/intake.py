@@ -72,6 +72,7 @@ class KnownWriter:
     arriving: dict[str, Arriving] = field(default_factory=dict)  # what limiters hold up of the newest block
     accepted: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    cut: int = 0  # of those, items whose first rows are not here
     busy: bool = False  # a call is going on
     gone: bool = False  # forgotten while a call was going on
 
@@ -154,7 +155,7 @@ class Intake:
         """The block's rows are in their places: take down which items are to be let in."""
         for name, left in writer.arriving.items():  # the writer gave up on these after a timeout
             self._tables[name].refused += len(left)
-        writer.arriving, writer.accepted, writer.refused = {}, {}, {}
+        writer.arriving, writer.accepted, writer.refused, writer.cut = {}, {}, {}, 0
         writer.sequence = block.sequence
         streams.written = streams.rows
         for name, items in block.items.items():
@@ -165,7 +166,9 @@ class Intake:
                 continue
             if np.minimum.reduce(spans.start) < streams.first_row:
                 kept = spans.start >= streams.first_row
-                self.refuse(writer, name, int((~kept).sum()))
+                cut = int((~kept).sum())
+                self.refuse(writer, name, cut)
+                writer.cut += cut
                 spans, priorities = spans.select(kept), priorities[kept]
                 states = {column: values[kept] for column, values in states.items()}
                 if not len(spans):

@@ -107,6 +107,7 @@ class Inserted:
     accepted: dict[str, int]
     refused: dict[str, int]  # by a quota, or because their first rows were lost in a restart of the service
     repeated: bool = False  # the block had been received before; nothing was done
+    cut: int = 0  # of the refused, those whose first rows were lost
 
 
 @dataclass(frozen=True)

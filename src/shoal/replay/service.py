@@ -105,7 +105,7 @@ class Replay:
                 self._admit(writer, timeout)
                 if writer.streams is not None:
                     writer.streams.forget(block.window)
-                return Inserted(writer.accepted, writer.refused)
+                return Inserted(writer.accepted, writer.refused, cut=writer.cut)
             finally:
                 self._end_call(writer)
 
@@ -133,6 +133,13 @@ class Replay:
                 self._intake.give_up(writer)
             else:
                 self._intake.admit(writer)
+
+    def has_newest(self, writer: str, life: str) -> bool:
+        """Whether what a writer has sent last is here as it was sent: it is not when this service has come back without
+        it, or without the rows that its items begin in."""
+        with self._changed:
+            known = self._intake.writers.get(writer)
+            return known is not None and known.life == life and not known.cut
 
     def forget_writer(self, name: str) -> None:
         """Let go of the rows kept for items that a writer might still complete; call it when a writer is gone."""

@@ -73,6 +73,7 @@ class Writer:
         self._items: dict[str, list[Items]] = {}
         self._first_unsent = 0
         self._unsent: Block | None = None  # sent without an answer
+        self.cut_items = 0  # that came to nothing, as their first rows were lost with a service
 
     def append(self, columns: Arrays, priorities: Priorities = None, *, timeout: float | None = None) -> Inserted:
         """Add rows: columns [T, B, ...] of the stream format, "state/…" being the recurrent state before each row.
@@ -107,6 +108,10 @@ class Writer:
             self._blocks, self._items, self._first_unsent = [], {}, self._next_row
             results.append(self._send(block, timeout))
         return results[-1] if results else Inserted({}, {})
+
+    @property
+    def life(self) -> str:
+        return self._life
 
     def close(self) -> None:
         """Send what is left and let the service drop the rows that it kept for unfinished items."""
@@ -155,6 +160,7 @@ class Writer:
             self._unsent = replace(block, columns={name: values.copy() for name, values in block.columns.items()})
             raise
         self._unsent = None
+        self.cut_items += result.cut
         return result
 
     def _items_of(self, columns: Arrays, count: int, environments: int, priorities: Priorities) -> dict[str, Items]:

@@ -215,8 +215,9 @@ class InferenceServer:
 
     def _measure(self) -> None:
         values = self._report.values
-        if lost := sum(slot.send.take_lost_rows() for slot in self._slots.copy().values()):
-            self._report.count("lost_rows", lost)
+        for slot in self._slots.copy().values():
+            for name, lost in slot.send.take_lost().items():
+                self._report.count(name, lost)
         if self._batches:
             values["inference_batch"] = np.mean(self._batches)
             self._batches.clear()

@@ -13,7 +13,7 @@ from torch import nn
 from shoal.loops.actor import ActorLoop
 from shoal.loops.learner import NonFinite
 from shoal.loops.worker import Publisher
-from shoal.replay import MinSize, Replay, Table, Uniform, rollout
+from shoal.replay import MinSize, Quota, Replay, Table, Uniform, rollout
 from shoal.services.gradients import Answer as Pulled
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -110,6 +110,53 @@ def test_a_synchronous_actor_waits_for_newer_weights_after_every_block() -> None
     actor.step()
     assert weights.asked == ["wait -1", "wait 1", "wait 2"]
     assert actor._recorder.policy.loaded == [1.0, 2.0, 3.0]  # type: ignore[attr-defined]
+    replay.close()
+
+
+class ComesBackEmpty:
+    """A replay of a synchronous algorithm as its clients see it, which is lost now and then."""
+
+    def __init__(self) -> None:
+        self.lose()
+
+    def lose(self) -> None:
+        self.replay = Replay([Table("rollouts", 100, sampler=Uniform(), limiter=Quota(2), max_times_sampled=1)])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.replay, name)
+
+
+class NothingNewer(Patient):
+    """While somebody waits for its first version in vain, a replay is lost."""
+
+    def __init__(self, replay: ComesBackEmpty) -> None:
+        super().__init__()
+        self._replay = replay
+
+    def wait(self, than: int, timeout: float | None = None) -> Any:
+        if than == NONE:
+            return super().wait(than)
+        self.asked.append("wait in vain")
+        if len(self.asked) == 2:
+            self._replay.lose()
+        return super().wait(than) if len(self.asked) == 6 else None
+
+
+def test_a_synchronous_actor_acts_again_when_what_it_has_sent_was_lost_with_its_replay() -> None:
+    replay = ComesBackEmpty()
+    weights = NothingNewer(replay)
+    metrics = Metrics()
+    actor = make_actor([cast(Any, replay)], cast(Any, weights), synchronous=True, metrics=metrics)
+    actor.step()  # what it has sent is lost while it waits
+    assert replay.info()["rollouts"]["inserts"] == 0
+    actor.step()  # the replay does not have the row with which these items begin
+    assert replay.info()["rollouts"]["inserts"] == 0
+    actor.step()
+    assert replay.info()["rollouts"]["inserts"] == 2, "a round is complete, and the learner goes on"
+    assert weights.asked == ["wait -1", *["wait in vain"] * 5, "wait 1"], "now it waits until there are newer weights"
+    assert len(replay.sample("rollouts", 2, timeout=0.0)) == 2
+    actor._runner.report.flush_and_wait()
+    assert metrics.snapshot()["counts"]["lost_items"] == 2, "those whose first rows were gone"
     replay.close()
 
 
