@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from test_programs import TINY
 
 from shoal.algorithms import apex_dqn, impala
 from shoal.errors import UserError
+from shoal.experiment import checkpointing, experiment, view
 from shoal.experiment.environments import describe_env
 from shoal.experiment.replay_saves import folder_of, saving_nodes, start_replays
 from shoal.experiment.resuming import plan
@@ -18,6 +21,7 @@ from shoal.experiment.training import resume, train
 from shoal.loops.wiring import Settings
 from shoal.program import Program
 from shoal.replay import Replay
+from shoal.runtime import Run, launch
 
 VALUES = {name: TINY[name] for name in ("envs_per_actor", "rows", "batch", "hidden")}
 
@@ -48,7 +52,10 @@ def loaded(path: Path, **values: Any) -> dict[str, Replay]:
     return {name: made.nodes[name].build({}.__getitem__) for name in saving_nodes(made)}
 
 
-@pytest.mark.parametrize("runtime", ["inline", "local"])
+RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local", RAY])
 def test_a_run_goes_on_with_what_its_replay_held_and_learns_at_once(tmp_path: Path, runtime: str) -> None:
     path = run(tmp_path / "run", runtime)
     before = json.loads((path / "summary.json").read_text())
@@ -56,6 +63,32 @@ def test_a_run_goes_on_with_what_its_replay_held_and_learns_at_once(tmp_path: Pa
     after = json.loads((path / "summary.json").read_text())
     assert after["learner_steps"] == before["learner_steps"] + 3
     assert after["env_steps"] - before["env_steps"] < 100  # --learning-starts, which an empty replay would wait for
+
+
+@pytest.mark.parametrize("runtime", ["local", RAY])
+def test_a_replay_that_is_killed_in_a_run_comes_back_with_its_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    runs: list[Run] = []
+    monkeypatch.setattr(experiment, "launch", lambda *given, **named: runs.append(launch(*given, **named)) or runs[-1])
+    told: list[str] = []
+    monkeypatch.setattr(view.Quiet, "note", lambda self, text: told.append(text))
+    updates: list[int] = []
+
+    def kill_after_the_first(checkpoint: dict[str, Any]) -> bool:
+        updates.append(checkpoint["updates"])
+        if len(updates) == 1:
+            os.kill(runs[0].pids()["replay/0"], signal.SIGKILL)
+        return len(updates) == 4
+
+    options: dict[str, Any] = {"checkpoint_every": 1.0, "checkpoint_replay": True, "stop_seconds": 120.0}
+    options |= {"run_dir": str(tmp_path / "run"), "on_checkpoint": kill_after_the_first, "eval_episodes": 2}
+    result = train(config(shards=2), quiet=True, runtime=runtime, **options)
+    assert any(line.startswith("replay/0 comes back with what it has saved in checkpoint 0000") for line in told), told
+    assert updates[0] < updates[1] < updates[2], "it goes on learning, and saving"
+    assert result.stopped_by == "callback"
+    assert result.restarts == 1
+    assert result.lost["items"] > 0
 
 
 def keys_of(replay: Replay) -> list[int]:
@@ -102,8 +135,19 @@ def test_the_size_of_a_saved_replay_cannot_change(tmp_path: Path) -> None:
         resume(path, quiet=True, stop_updates=60, capacity=800)
 
 
-def test_queues_are_not_saved_and_ray_is_refused(tmp_path: Path) -> None:
+def test_queues_are_not_saved() -> None:
     cfg = impala.Config()
     assert saving_nodes(impala.program(cfg, describe_env(cfg), Settings())) == []
-    with pytest.raises(UserError, match="--checkpoint-replay needs the local or the inline runtime"):
-        train(config(), quiet=True, runtime="ray", checkpoint_replay=True, run_dir=str(tmp_path / "run"))
+
+
+def test_a_save_that_this_machine_does_not_see_makes_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a replay on another machine of a cluster."""
+    elsewhere = tmp_path / "another machine"
+    monkeypatch.setattr(checkpointing, "folder_of", lambda run, node: elsewhere / node)
+    told: list[str] = []
+    monkeypatch.setattr(view.Quiet, "note", lambda self, text: told.append(text))
+    path = run(tmp_path / "run", "local")
+    assert not list((path / "checkpoints").glob("0*"))
+    assert [line for line in told if "replay is on a machine that does not share" in line]

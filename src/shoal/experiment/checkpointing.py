@@ -15,7 +15,7 @@ from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
 from shoal.experiment.exact import EXACT, Moment, for_others
 from shoal.experiment.options import RunOptions
-from shoal.experiment.replay_saves import REPLAY, folder_of, saving_nodes
+from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
 from shoal.program import Future, Handle, NodeDied, Program, futures
 from shoal.runtime import Run
 from shoal.services.gradients import STATES
@@ -220,6 +220,13 @@ class Checkpointer:
         for node in (node for node, done in saved.items() if not done):
             why = _why_not(calls.get(node))
             self._failure = f"the checkpoint {self._tag} could not be written: {node} has not saved its tables ({why})"
+        for node in (node for node in saved if saved[node]):
+            saved[node] = is_here(self._store.directory.parent, node, self._tag)
+            if not saved[node]:
+                self._failure = (
+                    f"the checkpoint {self._tag} could not be written: {node} is on a machine that does not share "
+                    f"{self._store.directory.parent} with this one"
+                )
         if saved:
             self._meta[REPLAY] = dict.fromkeys(self._replays, self._tag)
         return all(saved.values())

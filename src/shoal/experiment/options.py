@@ -43,10 +43,6 @@ class RunOptions:
 
     def check(self) -> None:
         config.validate(self)
-        if self.checkpoint_replay and self.runtime == "ray":
-            raise UserError(
-                "--checkpoint-replay needs the local or the inline runtime: on Ray replays write elsewhere."
-            )
         if self.restore_partial and self.restore is None:
             raise UserError("--restore-partial needs --restore: give the run whose weights are to be loaded.")
         if self.ray_address is not None and self.runtime != "ray":

@@ -14,7 +14,7 @@ from typing import Any
 from shoal.checkpoints import Checkpoint, DamagedCheckpoint
 from shoal.program import Program
 from shoal.replay import BadCheckpoint, MinSize, Replay, SamplesPerInsert
-from shoal.replay.checkpoint import verify
+from shoal.replay.checkpoint import manifest_name, verify
 
 REPLAY = "replay"  # the folder, and what a checkpoint's meta calls the names of saves by node
 
@@ -36,6 +36,11 @@ def saving_nodes(program: Program) -> list[str]:
 
 def folder_of(run: Path, node: str) -> Path:
     return run.absolute() / REPLAY / node.replace("/", "-")
+
+
+def is_here(run: Path, node: str, tag: str) -> bool:
+    """Whether a replay's save can be found from this process: on Ray a replay may be on a machine with other disks."""
+    return (folder_of(run, node) / manifest_name(tag)).is_file()
 
 
 def check_saves(run: Path, checkpoint: Checkpoint) -> None:

@@ -204,11 +204,12 @@ class Round:
     def dump(self) -> dict[str, Any]:
         return {"version": self.version, "admitted": self.admitted, "writers": sorted(self.writers)}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], size: int) -> None:
+        """What `dump` gave, of a table that holds so many items: all of them were let in by this round."""
         version, admitted, writers = saved["version"], saved["admitted"], saved["writers"]
         if not (version is None or type(version) is int) or not all(type(name) is str for name in writers):
             raise ValueError("the round of a quota has a version or writers that are none")
-        check_whole("items of a round", admitted, 0, self.items)
+        check_whole("items of a round", admitted, size, self.items)
         self.version, self.admitted, self.writers = saved["version"], saved["admitted"], set(saved["writers"])
 
 

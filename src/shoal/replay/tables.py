@@ -160,10 +160,10 @@ class RunningTable:
         self.deletes, self.refused = numbers["deletes"], numbers["refused"]
         self.stale_updates, self.repeated = numbers["stale_updates"], numbers["repeated"]
         self.generator.bit_generator.state = numbers["random"]
-        if isinstance(self.limiter, Round) and numbers["round"] is not None:
-            self.limiter.restore(numbers["round"])
         slots = self.live()
         self.counts.size = len(slots)
+        if isinstance(self.limiter, Round) and numbers["round"] is not None:
+            self.limiter.restore(numbers["round"], self.counts.size)
         limit = self.description.max_times_sampled
         self.uses_left = int((limit - self.times_sampled[slots]).sum()) if limit else 0
         in_order = slots[np.argsort(self.key[slots])]

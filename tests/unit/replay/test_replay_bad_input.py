@@ -11,6 +11,7 @@ from replay_model import Single, audit
 from shoal.replay import (
     Appended,
     Block,
+    Inserted,
     MinSize,
     Prioritized,
     Queue,
@@ -206,12 +207,13 @@ def test_priorities_and_items_of_different_number(replay: Replay) -> None:
     sent: list[Block] = []
 
     class Catch:
-        def insert(self, block: Block, timeout: float | None = None) -> None:
+        def insert(self, block: Block, timeout: float | None = None) -> Inserted:
             sent.append(block)
+            return Inserted({}, {})
 
         def forget_writer(self, name: str) -> None: ...
 
-    Writer(Catch(), {"table": n_step(2, 0.9)}).append(rows())  # type: ignore[arg-type]
+    Writer(Catch(), {"table": n_step(2, 0.9)}).append(rows())
     items = replace(sent[0].items["table"], priorities=np.ones(3))
     block = replace(sent[0], items={"table": items})
     refused(replay, "was sent 4 items with 3 priorities", lambda: replay.insert(block))
