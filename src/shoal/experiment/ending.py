@@ -75,7 +75,6 @@ class Final:
 
     version: int
     weights: Arrays
-    evaluated: bool  # their return is the last evaluation's
 
 
 class Ending:

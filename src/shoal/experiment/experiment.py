@@ -291,11 +291,12 @@ class Experiment:
         """Everything that is told from here on is told of the weights that are returned."""
         progress = self.progress
         stopped_at, confirmed = progress.elapsed, progress.confirmed is not None
-        found, evaluated = None, False
+        found = None
         try:
             ending.finish()
             found = ending.final_weights(confirmed)
-            evaluated = confirmed or (found is not None and ending.evaluate(*found))
+            if found is not None and not confirmed:
+                ending.evaluate(*found)
         except KeyboardInterrupt:
             display.note("ended at once: the weights that are saved were not evaluated")
             found = found or ending.final_weights(confirmed)
@@ -306,7 +307,7 @@ class Experiment:
         display.update(progress)
         checkpointer.finish(ending.answers, progress.best, lambda: self._describe(directory))
         version, weights = found or (NONE, {})
-        return Final(version, weights, evaluated)
+        return Final(version, weights)
 
     def _say_why_nothing_is_learned(self, run: Run, display: view.Display) -> None:
         """Once, when steps have been made for long and no update: what the learner's table is waiting for."""

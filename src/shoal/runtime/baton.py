@@ -155,7 +155,7 @@ class Baton:
     def lose(self, name: str) -> None:
         """A node is gone: whoever waits in one of its methods gets `NodeDied`."""
         for task in self.tasks:
-            if name in task.inside and task is not self._holder:
+            if name in task.inside:
                 task.lost = name
 
     @property

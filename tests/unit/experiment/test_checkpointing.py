@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts
 from shoal.experiment.options import RunOptions
 from shoal.program import NodeDied, Program
+from shoal.replay import MinSize, Replay, Table, Uniform
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
 from shoal.versions import make_version
@@ -48,6 +50,8 @@ class Run:
             "metrics": Answer({"counts": {"learner_steps": 5.0, "env_steps": 40.0}, "evaluations": 0}),
             "weights": Answer((make_version(0, 7), {"w": np.ones(2)})),
             "actor/0": Answer({"environments": {}}),
+            "replay/0": Answer("saved"),
+            "replay/1": Answer("saved"),
             "evaluator": Answer((3.5, make_version(2, 6), {"w": np.zeros(2)})),
         }
         self.asked: list[str] = []
@@ -81,6 +85,9 @@ def make(tmp_path: Path, **options: Any) -> tuple[Checkpointer, Run, list[str]]:
         program.add(name, kind)
     program.add("actor/0", Learner)
     program.add("evaluator", Plain)
+    if options.get("checkpoint_replay"):
+        for name in ("replay/0", "replay/1"):
+            program.add(name, Replay, [Table("items", 3, sampler=Uniform(), limiter=MinSize(1))])
     run, notes = Run(), list[str]()
     store = Checkpoints(tmp_path / "checkpoints", 3)
     return Checkpointer(store, cast(Any, run), program, RunOptions(**options), notes.append), run, notes
@@ -238,3 +245,86 @@ def test_of_several_gradient_servers_the_furthest_counts() -> None:
     assert meta["updates"] == 6
     assert parts["metrics"]["lives"] == {STATES: [LASTING, {"learner_steps": 6.0}]}
     assert sorted(parts) == ["gradients-0", "gradients-1", "metrics", "weights"]
+
+
+def answers(calls: Any) -> dict[str, Any]:
+    """Those that have come, as a run that ends waits for them."""
+    found = {}
+    for name, call in calls.items():
+        try:
+            if call.done():
+                found[name] = call.result()
+        except NodeDied:
+            continue
+    return found
+
+
+def test_a_checkpoint_with_the_replay_is_complete_or_absent(tmp_path: Path) -> None:
+    told: list[Any] = []
+    saver, run, notes = make(tmp_path, checkpoint_every=10.0, checkpoint_replay=True)
+    saver._tell_saved = told.append
+    tick(saver, 10.0)
+    tick(saver, 10.0)
+    found, _ = saver._store.newest()
+    assert found is not None
+    assert found.meta["replay"] == {"replay/0": "000001", "replay/1": "000001"}
+    assert "replay-0" not in found.parts
+    assert told == [{"replay/0": "000001", "replay/1": "000001"}]
+    run.answers["replay/1"] = Answer(error=NodeDied("node 'replay/1' is gone"))
+    tick(saver, 20.0)
+    tick(saver, 20.0)
+    tick(saver, 20.1)
+    assert (saver.saved, len(told)) == (1, 1)
+    assert notes == [
+        "the checkpoint 000002 could not be written: replay/1 has not saved its tables (node 'replay/1' is gone); "
+        "those before are as they were"
+    ]
+    saver.finish(answers, None, describe)
+    assert saver.saved == 1
+
+
+def test_replays_are_given_more_time_than_others(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=10.0, checkpoint_replay=True)
+    run.answers["replay/1"] = Answer("saved", done=False)
+    tick(saver, 10.0)
+    for _ in range(LOOKS + 5):
+        tick(saver, 10.0)
+    assert saver.saved == 0
+    run.answers["replay/1"]._done = True
+    tick(saver, 10.0)
+    assert saver.saved == 1
+
+
+def test_nothing_is_asked_for_while_the_last_one_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, run, _ = make(tmp_path, checkpoint_every=10.0)
+    written, save = threading.Event(), Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda *given: (written.wait(10.0), save(*given))[1])
+    saver.tick(10.0, 0, None, describe)
+    saver.tick(10.0, 0, None, describe)
+    for now in (20.0, 30.0):
+        saver.tick(now, 0, None, describe)
+    assert run.rounds() == 1
+    threading.Timer(0.05, written.set).start()
+    saver.finish(answers, None, describe)  # which waits for it: two would have the same name
+    assert (run.rounds(), saver.saved) == (2, 2)
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["000001", "000002"]
+
+
+def test_at_the_end_a_learner_that_is_gone_is_what_it_left_last(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path)
+    run.answers["learner"] = NodeDied("gone")
+    asked: list[dict[str, Any]] = []
+
+    def ask(calls: Any) -> dict[str, Any]:
+        asked.append(dict(calls))
+        if run.asked[-1] == "weights.kept_snapshot":
+            return {"weights": {"updates": 5, "learner": {"left": 1}}}
+        return answers(calls)
+
+    saver.finish(ask, None, describe)
+    found, _ = saver._store.newest()
+    assert found is not None
+    assert found.part("learner") == {"updates": 5, "learner": {"left": 1}}
+    assert found.meta["updates"] == 5

@@ -141,6 +141,7 @@ def test_a_run_whose_nodes_hang_or_are_gone_ends_in_a_few_seconds_all_the_same()
     assert end.silent == ["actor", "evaluator", "learner"]
     assert end.final_weights(confirmed=True) is None
     assert not end.evaluate(3, NEWEST)
+    assert "report" not in run.nodes["actor"].asked  # who has not heard that it is over would not answer
     assert "evaluate_final" not in run.nodes["evaluator"].asked  # sending weights to a node that hangs would block
     assert end.snapshot(0) is None
     assert run.passed < 12.0
@@ -200,6 +201,19 @@ def test_an_evaluation_that_takes_long_is_told_and_bounded() -> None:
     assert not end.evaluate(7, NEWEST)
     assert notes == ["evaluating the weights that are saved (at most 10 s; Ctrl-C ends at once)"]
     assert run.passed < ending.EVALUATION + ending.ANSWERS + 1.0
+
+
+def test_only_the_tables_that_keep_somebody_waiting_are_named() -> None:
+    tables = {
+        "full": {"size": 9, "inserts": 9, "sample_waiting": 0},
+        "rollouts": {"size": 1200, "inserts": 3400, "sample_waiting": 1},
+    }
+    end, _ = ending_of(FakeRun(replay=Node(info=lambda: tables)))
+    assert end.waiting_for() == (
+        "table 'rollouts' holds 1,200 items after 3,400 inserts, and what is to be sampled waits for more"
+    )
+    tables["rollouts"]["sample_waiting"] = 0
+    assert end.waiting_for() is None
 
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import apex_dqn, impala
+from shoal.checkpoints import RunLock
 from shoal.cli import main
 from shoal.errors import UserError
 from shoal.experiment import plots
@@ -24,7 +26,7 @@ from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.options import RunOptions
 from shoal.experiment.training import train
-from shoal.experiment.watching import take_snapshot, user_error
+from shoal.experiment.watching import LATE, take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
 from shoal.runtime import RunFailed, Supervisor, launch
@@ -54,7 +56,7 @@ def test_when_the_metrics_are_gone_the_supervisor_names_the_cause() -> None:
     run = FakeRun()
     with pytest.raises(RunFailed, match="'learner' was killed"):
         take_snapshot(cast(Any, run), Answers(snapshot=dead), 0)
-    assert run.waited > 0
+    assert run.waited == LATE
 
 
 def test_metrics_that_are_on_their_way_back_are_waited_for_and_end_nothing() -> None:
@@ -63,7 +65,7 @@ def test_metrics_that_are_on_their_way_back_are_waited_for_and_end_nothing() -> 
 
     waited: list[float] = []
     assert take_snapshot(cast(Any, Answers(wait=waited.append)), Answers(snapshot=dead), 0) is None
-    assert waited
+    assert waited == [LATE]
 
 
 def test_what_the_user_got_wrong_is_told_as_such_even_from_inside_a_node() -> None:
@@ -89,8 +91,9 @@ def test_what_is_told_of_a_run_that_reached_its_goal_is_the_confirmed_evaluation
     made.progress.evaluation = {"eval_return": 7.0, "version": 6, "seconds": 3.0, "reached": False}
     directory = cast(Any, Answers())
     directory.path = tmp_path
-    final = Final(make_version(0, 5), {"w": np.zeros(1)}, evaluated=True)
-    result = made._result("return", final, directory, Supervisor())
+    final = Final(make_version(3, 5), {"w": np.zeros(1)})
+    result = made._result("return", final, directory, Supervisor(restarts=Counter({"actor/0": 2, "actor/1": 1})))
+    assert result.restarts == 3
     assert (result.eval_return, result.eval_version, result.saved_version) == (104.0, 5, 5)
     assert (result.reached, result.seconds_to_target, result.exit_code) == (True, 2.0, 1)  # no step was made
 
@@ -108,7 +111,11 @@ def test_weights_that_cannot_be_saved_are_a_failure(
     told = capsys.readouterr()
     assert f"shoal: the final weights could not be saved in {tmp_path / 'run'}: No space left on device\n" in told.err
     assert "play it again" not in told.out
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["saved_version"] is None
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["saved_version"] is None
+    assert summary["error"] == f"the final weights could not be saved in {tmp_path / 'run'}: No space left on device"
+    with RunLock(tmp_path / "run"):
+        pass  # nobody has kept it
 
 
 def test_what_is_shown_while_a_run_goes_on_keeps_up_on_a_virtual_clock_too() -> None:

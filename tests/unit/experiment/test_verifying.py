@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from shoal.checkpoints import Checkpoint, Checkpoints
-from shoal.experiment.comparing import cannot_be_saved, differences
+from shoal.experiment.comparing import _same, _unequal, cannot_be_saved, checkpoints_by_updates, differences
+from shoal.experiment.verifying import Verdict, _judge
 from shoal.program import Program
 
 ENVS = {
@@ -85,3 +87,70 @@ def test_environments_that_cannot_give_their_state_are_named(tmp_path: Path) -> 
     states = changed(("actor-0", "environments", {"why": "Mine cannot give its state."}))
     assert cannot_be_saved(saved(tmp_path, states)) == "Mine cannot give its state."
     assert cannot_be_saved(saved(tmp_path / "other", STATES)) is None
+
+
+def test_values_are_alike_to_the_last_bit_and_of_one_kind() -> None:
+    assert _same(float("nan"), float("nan"))
+    assert _same(np.float32(1.0), np.float32(1.0))
+    assert not _same(np.zeros(2, np.int32), np.zeros(2, np.float32)), "the same bytes"
+    assert not _same(np.zeros((2, 1)), np.zeros((1, 2)))
+    assert not _same(1, 1.0)
+    assert not _same(1, True)
+    assert list(_unequal({"a": [1, 2]}, {"a": [1, 2, 3]}, "")) == [".a"], "one has more"
+    assert list(_unequal({"a": [1, 2]}, {"a": (1, 3)}, "")) == [".a.1"]
+
+
+def test_a_part_that_one_run_alone_has_is_a_difference(tmp_path: Path) -> None:
+    more = {**STATES, "mine": {"count": 1}}
+    assert words(tmp_path, more) == ["mine: "]
+    assert [
+        one.words
+        for one in differences(saved(tmp_path / "c", more), saved(tmp_path / "d", STATES), (tmp_path,) * 2, Program())
+    ] == ["mine: "]
+
+
+def test_of_several_checkpoints_of_the_same_updates_the_first_is_compared(tmp_path: Path) -> None:
+    for _ in range(2):
+        saved(tmp_path, STATES)
+    assert [found.path.name for found in checkpoints_by_updates(tmp_path).values()] == ["000001"]
+
+
+def judged(tmp_path: Path, others: dict[int, dict[str, Any]], returns: float = 5.0) -> Verdict:
+    """A straight run with checkpoints at 10, 20 and 30 updates, and another one."""
+    for name, runs, value in (("straight", dict.fromkeys((10, 20, 30), STATES), 5.0), ("resumed", others, returns)):
+        for updates, states in runs.items():
+            Checkpoints(tmp_path / name / "checkpoints", 9).save(states, {"updates": updates})
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"kind": "evaluation", "eval_return": value}) + "\n")
+    verdict = Verdict("impala", "CartPole-v1", 0, 30, 15, True, {})
+    return _judge(verdict, (tmp_path / "straight", tmp_path / "resumed"), Program())
+
+
+def test_two_runs_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, dict.fromkeys((10, 20, 30), STATES))
+    assert (verdict.identical, verdict.first, all(verdict.kinds.values())) == (True, None, True)
+    assert verdict.lines[-1].startswith("bit-identical")
+
+
+def test_the_first_difference_is_told_with_where_it_was_seen(tmp_path: Path) -> None:
+    random = changed(CHANGES["the policy's random generator (actor/0)"])
+    network = changed(CHANGES["network: layer torso.weight"])
+    verdict = judged(tmp_path, {10: STATES, 20: random, 30: network})
+    assert (verdict.identical, verdict.first, verdict.first_at) == (
+        False,
+        "the policy's random generator (actor/0)",
+        20,
+    )
+    assert [kind for kind, same in verdict.kinds.items() if not same] == ["parameters"], "at the end"
+    assert verdict.lines[-1].endswith("(actor/0), seen at 20 updates (killed at 15)")
+
+
+def test_other_evaluations_alone_are_a_difference(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, dict.fromkeys((10, 20, 30), STATES), returns=5.000001)
+    assert (verdict.identical, verdict.first) == (False, "the evaluations")
+    assert [kind for kind, same in verdict.kinds.items() if not same] == ["evaluations"]
+
+
+def test_a_checkpoint_that_one_run_has_not_is_told(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, {10: STATES, 30: STATES})
+    assert (verdict.identical, verdict.first_at) == (False, 20)
+    assert verdict.first == "the checkpoint of 20 updates, which one run has not"

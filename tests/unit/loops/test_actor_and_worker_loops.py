@@ -172,6 +172,27 @@ def test_a_loop_that_ends_has_reported_before_it_says_so() -> None:
     replay.close()
 
 
+def test_at_the_end_of_a_run_an_actor_that_others_hold_up_is_not_waited_for_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay, waited = make_replay(), []
+    actor = make_actor([replay], published())
+
+    def wait_for(predicate: Any, timeout: float | None, why: str) -> bool:
+        waited.append(timeout)
+        return False
+
+    monkeypatch.setattr(actor._at_work, "wait_for", wait_for)
+    assert actor.checkpoint() is None
+    actor.finish()
+    assert actor.checkpoint() is None
+    assert waited == [2.0, 0.1]
+    actor.step()  # it has ended: nothing keeps it from saying where it stands
+    assert (actor.checkpoint() or {}).keys() == {"recorder", "environments"}
+    assert len(waited) == 2
+    replay.close()
+
+
 # ---- the publisher of a gradient service
 
 
@@ -237,6 +258,19 @@ def test_a_publisher_counts_what_is_new_and_the_highest_of_several_parts() -> No
     publisher.report()
     assert metrics.snapshot()["counts"] == counts | {"learner_steps": 9, "gradients": 10}
     assert metrics.snapshot()["values"]["staleness"] == 1.5, "of the two that are new"
+
+
+def test_a_publisher_counts_the_updates_that_it_has_published_and_not_what_the_service_made_since() -> None:
+    class GoesOn(Service):
+        def statistics(self) -> dict[str, int]:
+            return {"gradients": self.version + 2, "version": self.version + 2}
+
+    service = GoesOn()
+    publisher, metrics, store = make_publisher([service])
+    service.version = 6
+    publisher.report()
+    assert metrics.snapshot()["counts"]["learner_steps"] == number(store.version()) == publisher.updates == 6
+    assert metrics.snapshot()["values"]["version"] == 6.0
 
 
 def test_a_publisher_ends_at_its_updates_and_gives_up_after_gradients_that_are_not_finite() -> None:

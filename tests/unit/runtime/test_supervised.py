@@ -168,6 +168,18 @@ def test_victims_of_a_node_that_comes_back_are_restarted_and_not_blamed() -> Non
     assert run.started("actor/0") == pytest.approx([0.0, *(begun + FIRST_BACKOFF for begun in (1.0, 20.0, 40.0))])
 
 
+def test_whoever_suffers_from_a_node_that_has_not_come_back_yet_is_not_blamed_however_late() -> None:
+    run = Pretended(max_failures=1)
+    run.program.place("service", restart=True)
+    run.loop.start_all()
+    run.at(1.0, killed("service", None))
+    run.ready_at = 20.0
+    run.at(1.0 + 2 * SETTLING, victim("actor/0"))
+    run.loop.wait(30.0)
+    assert [loss.node for loss in run.losses] == ["service"]
+    assert run.started("actor/0") == pytest.approx([0.0, 20.0], abs=FIRST_BACKOFF)
+
+
 def test_a_victim_without_a_cause_is_judged_by_itself() -> None:
     run = Pretended(max_failures=0)
     run.loop.start_all()
@@ -249,6 +261,17 @@ def test_a_node_that_is_silent_is_told_and_replaced() -> None:
     assert run.kills == [(pytest.approx(8.0), "actor/0")]
     assert "was replaced" in run.losses[0].reason
     assert len(run.started("actor/0")) == 2
+
+
+def test_a_node_that_was_replaced_is_no_victim_whatever_it_said_last() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.kill = lambda name: run.at(run.now, victim(name))  # type: ignore[method-assign]
+    run.loop.start_all()
+    beats(run, "actor/0", range(1, 4))
+    beats(run, "actor/1", range(1, 30))
+    run.loop.wait(20.0)
+    assert [loss.reason for loss in run.losses] == ["has given no sign of life for 5 s and was replaced"]
+    assert run.started("actor/0") == pytest.approx([0.0, 8.0 + FIRST_BACKOFF]), "at once: its cause is known"
 
 
 def test_a_step_that_does_not_end_is_told_and_replaced() -> None:
