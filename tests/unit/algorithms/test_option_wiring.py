@@ -18,7 +18,7 @@ from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.loops.evaluator import AT_ONCE
-from shoal.loops.wiring import TRIM_EVERY, Settings
+from shoal.loops.wiring import TRIM_EVERY, Settings, _whole_requests
 from shoal.program import Handle, Node
 from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
 
@@ -364,3 +364,41 @@ def test_more_evaluation_episodes_than_environments_are_played_in_rounds() -> No
         evaluator = impala.program(cfg, envs.describe(cfg.env), settings).nodes["evaluator"]
         assert made_of(evaluator.args[0])[1][1] == environments
         assert evaluator.kwargs["episodes"] == episodes
+
+
+def test_the_user_is_told_how_it_is_judged() -> None:
+    cfg = impala.Config()
+    env = dataclasses.replace(envs.describe(cfg.env), evaluation_cap=7)
+    note = impala.program(cfg, env, SETTINGS).nodes["evaluator"].kwargs["note"]
+    assert note == "--eval-limit 7: evaluation ends its episodes after 7 steps and counts their return so far."
+
+
+@pytest.mark.parametrize(
+    ("actors", "limit", "expected"), [(3, 0, 12), (3, 100, 12), (3, 8, 8), (3, 9, 8), (3, 4, 4), (1, 8, 4)]
+)
+def test_a_server_answers_whole_requests_of_four(actors: int, limit: int, expected: int) -> None:
+    assert _whole_requests(4, actors, limit) == expected
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", [1.0, 0.25]), ("cuda:1", [1.0, 0.25]), ("cpu", [0.0, 0.0])])
+def test_a_learner_has_a_gpu_and_actors_share_one(device: str, gpus: list[float]) -> None:
+    cfg = impala.Config(actors=4, device=device, acting_device=device)
+    nodes, _ = nodes_of(impala, cfg)
+    found = [nodes[name].resources.gpus for name in ("learner", "actor/3")]
+    assert found == gpus
+    assert nodes["evaluator"].resources.gpus == gpus[1]
+
+
+def test_as_many_shards_as_actors_can_be_filled() -> None:
+    nodes_of(apex_dqn, apex_dqn.Config(**EXPERIENCE | {"shards": 3}))
+    with pytest.raises(UserError, match="--shards 4 cannot be filled by --actors 3"):
+        nodes_of(apex_dqn, apex_dqn.Config(**EXPERIENCE | {"shards": 4}))
+
+
+def test_a3cs_workers_leave_alone_what_is_frozen() -> None:
+    nodes, env = nodes_of(a3c, a3c.Config())
+    assert nodes["worker/0"].kwargs == {
+        "observation_space": env.observation_space,
+        "device": "cpu",
+        "frozen": "torso.*",
+    }

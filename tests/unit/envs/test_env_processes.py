@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -119,6 +121,71 @@ def test_an_evaluation_counts_a_lost_episode_once() -> None:
     vector = envs.make(Fragile, 2, seed=0, vectorizer="async")
     assert evaluate(vector, CrashOnce(), 2) == [2.0, 6.0]  # type: ignore[arg-type]
     vector.close()
+
+
+def test_an_environment_that_works_in_between_may_be_lost_any_number_of_times() -> None:
+    vector = made(1)
+    for _ in range(5):
+        assert vector.step(np.array([LEAVE])).valid.tolist() == [False]
+        assert vector.step(np.array([NORMAL])).reward.tolist() == [1.0]
+    assert len(vector.losses()) == 5
+    vector.close()
+
+
+def test_ctrl_c_is_not_for_the_environments() -> None:
+    vector = made(1)
+    os.kill(vector._vector._processes[0]._process.pid, signal.SIGINT)  # type: ignore[attr-defined]
+    assert vector.step(np.array([NORMAL])).valid.tolist() == [True]
+    assert vector.losses() == []
+    vector.close()
+
+
+class Tidy(Fragile):
+    """Leaves a file where it was closed, and gives its state."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.time == 3:
+            os._exit(9)
+        return {"time": self.time}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.time = state["time"]
+
+    def close(self) -> None:
+        with open(self.place, "a") as file:
+            file.write("closed\n")
+
+
+def test_environments_are_closed_in_their_processes(tmp_path: Path) -> None:
+    vector = envs.make(partial(Tidy, str(tmp_path / "told")), 2, seed=0, vectorizer="async")
+    vector.reset()
+    vector.close()
+    assert (tmp_path / "told").read_text() == "closed\n" * 2
+
+
+def test_whoever_is_lost_while_it_gives_its_state_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    vector = envs.make(partial(Tidy, str(tmp_path / "told")), 2, seed=0, vectorizer="async")
+    vector.reset()
+    vector.step(np.zeros(2, np.int64))
+    state = vector.state_dict()
+    assert len(state["vector"]) == 1
+    for _ in range(2):
+        vector.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvFault, match="ended with exit code 9"):
+        vector.state_dict()
+    vector.close()
+
+
+def test_the_timeout_of_a_description_holds_where_none_is_given() -> None:
+    told = spec(2e-5, timeout=3.0, vectorizer="async")
+    for given, expected in ((0.0, 3.0), (1.5, 1.5)):
+        vector = envs.make(told, 1, seed=0, timeout=given)
+        assert vector._vector.timeout == expected  # type: ignore[attr-defined]
+        vector.close()
 
 
 def test_no_process_is_left() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from scripted import ScriptedEnvs
 
 from shoal.envs.episodes import Episode
-from shoal.loops.actor import EnvRunner
+from shoal.loops.actor import TOLD_LOSSES, EnvRunner
+from shoal.program import Context
 from shoal.services.metrics import Metrics
 
 
@@ -51,3 +53,27 @@ def test_episodes_that_cannot_go_on_are_counted_as_lost_and_told() -> None:
     snapshot = metrics.snapshot()
     assert snapshot["counts"] == {"lost_episodes": 3}
     assert snapshot["notes"] == ["the episodes that were open when the run was interrupted are lost: it has no state"]
+
+
+def test_the_episodes_of_an_actors_last_life_are_lost_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for restarts, lost in ((0, {}), (1, {"lost_episodes": 5})):
+        monkeypatch.setattr("shoal.loops.actor.current", lambda restarts=restarts: Context("actor/0", 1, restarts))
+        metrics = Metrics()
+        EnvRunner(cast(Any, ScriptedEnvs([[[1.0]]] * 5)), metrics).report.flush()
+        assert metrics.snapshot()["counts"] == lost
+
+
+def test_environments_that_are_lost_are_all_counted_and_the_first_few_told_of() -> None:
+    class Losing(ScriptedEnvs):
+        def losses(self) -> list[str]:
+            made.append(len(made))
+            return [f"number {len(made)} was ended", f"number {len(made)} hung"]
+
+    made: list[int] = []
+    metrics = Metrics()
+    runner = EnvRunner(cast(Any, Losing([[[1.0]]])), metrics)
+    for _ in range(4):
+        runner.end_of_block()
+    runner.report.flush()
+    assert metrics.snapshot()["counts"]["lost_environments"] == 8
+    assert len(metrics.snapshot()["notes"]) == TOLD_LOSSES == 5

@@ -11,12 +11,12 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from shoal.loops.keeper import LOOK, SNAPSHOT_SHARE
+from shoal.loops.keeper import LOOK, SNAPSHOT_EVERY, SNAPSHOT_SHARE, Keeper
 from shoal.loops.learner import MAX_REFUSED, LearnerLoop, NonFinite, _transitions
 from shoal.loops.prefetch import RECONNECT, Prefetch
 from shoal.nets.weights import export_weights
 from shoal.program import Context, Done, NodeDied
-from shoal.replay import MinSize, Prioritized, Replay, Table, Writer, n_step
+from shoal.replay import MinSize, Prioritized, Replay, ReplayTimeout, Table, Writer, n_step
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.state import Stateful, as_tensors
@@ -178,6 +178,115 @@ def test_a_replay_that_is_lost_is_waited_for_and_not_for_ever(monkeypatch: pytes
     with pytest.raises(NodeDied):
         prefetch.take()
     assert RECONNECT < clock[0] < RECONNECT + 1.0
+
+
+class Script:
+    """Answers of a replay, one after the other; errors are raised."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def result(self) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_whoever_waits_for_data_looks_around_and_counts_what_was_lost_with_a_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.loops.prefetch.sleep", lambda seconds: None)
+    sample, looked = filled().sample("items", BATCH), []
+    script = Script(sample, ReplayTimeout("none"), ReplayTimeout("none"), NodeDied("gone"), NodeDied("gone"), sample)
+    prefetch = Prefetch(
+        lambda: cast(Any, script), spaces.Box(-1.0, 1.0, (2,)), torch.device("cpu"), idle=lambda: looked.append(1)
+    )
+    prefetch.take()
+    assert (prefetch.there, looked) == (ITEMS - BATCH, [])
+    prefetch.take()
+    assert len(looked) == 4
+    assert prefetch.lost_items == ITEMS - BATCH, "once, though it did not answer twice"
+    assert prefetch.there == ITEMS - BATCH
+
+
+def test_items_lost_with_shards_are_counted_as_the_front_says_and_never_taken_back() -> None:
+    metrics = Metrics()
+    loop, _ = loop_over(filled(), metrics)
+    for told in (3, 5, 2):  # a front that was started again begins anew
+        loop._count_lost_items(told)
+    loop.report()
+    assert metrics.snapshot()["counts"]["lost_items"] == 7
+    loop._prefetch.lost_items = 11
+    loop._count_lost_items(None)
+    loop.report()
+    assert metrics.snapshot()["counts"]["lost_items"] == 11
+
+
+def test_what_the_last_look_at_the_table_said_is_what_would_be_lost_with_it() -> None:
+    loop, _ = loop_over(filled(), Metrics())
+    loop._watching = Done({"items": {"size": 77, "inserts_per_second": 0.0}})
+    sample = cast(Any, SimpleNamespace(data={"version": np.array([make_version(0, 1)])}))
+    loop._measure(sample)
+    assert loop._prefetch.there == 77
+
+
+def test_a_restarted_learner_counts_the_updates_that_its_snapshot_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, metrics = WeightStore(), Metrics()
+    first, _ = loop_over(filled(), Metrics(), weights=weights)
+    for _ in range(3):
+        first.step()
+    first._keep_snapshot()
+    weights.publish(export_weights(nn.Linear(1, 1)), make_version(0, 5))
+    monkeypatch.setattr("shoal.loops.learner.current", lambda: Context("learner", 1, 1))
+    again, _ = loop_over(filled(), metrics, weights=weights)
+    again.report()
+    assert again.updates == 3
+    assert metrics.snapshot()["counts"]["lost_updates"] == 2
+    assert weights.version() == make_version(1, 3)
+
+
+def test_snapshots_are_kept_when_they_are_due_and_not_with_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, kept = [50.0], []
+    monkeypatch.setattr("shoal.loops.keeper.monotonic", lambda: clock[0])
+
+    class Keeping(WeightStore):
+        def keep_snapshot(self, state: Any) -> None:
+            kept.append(state["updates"])
+
+    loop, _ = loop_over(filled(), Metrics(), weights=Keeping())
+    for clock[0] in (50.5, 51.0, 50.0 + SNAPSHOT_EVERY, 52.5):
+        loop.step()
+    assert kept == [0, 3]
+
+
+def test_a_keeper_looks_now_and_then_and_lacks_only_what_is_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [50.0], []
+    monkeypatch.setattr("shoal.loops.keeper.monotonic", lambda: clock[0])
+
+    class Asked(WeightStore):
+        def version(self) -> int:
+            asked.append(clock[0])
+            return 5
+
+    keeper = Keeper(Asked())
+    keeper.keep(lambda: None)
+    found = []
+    for clock[0], version in ((50.0, 5), (50.1, 6), (50.0 + LOOK, 6)):
+        found.append(keeper.lacks(version))
+        found.append(keeper.due())
+    assert found == [False, False, False, False, True, True], "who has lost the weights has lost the snapshot"
+    assert asked == [50.0, 50.0 + LOOK]
+
+
+def test_of_several_learners_the_first_alone_ends_by_itself() -> None:
+    loop, _ = loop_over(filled(), Metrics())
+    loop._leads = False
+    loop.finish()
+    assert loop.step() is True
+    loop._leads = True
+    loop.finish()
+    assert loop.step() is False
 
 
 def test_a_slice_trains_its_valid_rows_but_the_last_and_a_transition_is_one() -> None:

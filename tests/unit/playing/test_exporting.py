@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 from tests.saved_runs import saved_run
 
 import shoal
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.playing import exporting
-from shoal.playing.exporting import _check, export
+from shoal.playing.exporting import _as_environment, _check, export
 
 ENVS = {"apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 MORE: list[tuple[str, dict[str, Any]]] = [
@@ -98,3 +100,24 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UserError, match=r"pip install 'shoal\[onnx\]'"):
         shoal.export(run)
+
+
+def test_actions_are_those_that_the_environment_takes() -> None:
+    counted = torch.tensor([0, 2])
+    assert _as_environment(counted, spaces.Discrete(3, start=5)).tolist() == [5, 7]
+    several = spaces.MultiDiscrete([3, 3], start=[1, -1])
+    assert _as_environment(torch.tensor([[0, 2]]), several).tolist() == [[1, 1]]
+    bounded = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 0.5], np.float32))
+    assert _as_environment(torch.tensor([[-3.0, 0.25], [0.5, 2.0]]), bounded).tolist() == [[-1.0, 0.25], [0.5, 0.5]]
+
+
+def test_an_export_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise UserError("It differs from the policy.")
+
+    monkeypatch.setattr(exporting, "_write", refuse)
+    run = saved_run(tmp_path / "run")
+    before = sorted(path.name for path in run.iterdir())
+    with pytest.raises(UserError, match="differs"):
+        export(run, format="torch")
+    assert sorted(path.name for path in run.iterdir()) == before

@@ -125,6 +125,8 @@ def test_an_episode_is_remembered_until_reset_and_rows_are_reset_apart(algorithm
     assert not np.allclose(kept[name][0], fresh[name][0])
     np.testing.assert_allclose(half[name][0], fresh[name][0], atol=1e-6)
     np.testing.assert_allclose(half[name][1], kept[name][1], atol=1e-6)
+    np.testing.assert_allclose(state_after([True, False], [False, True])[name], fresh[name], atol=1e-6)
+    assert policy.copy()._state is None, "a copy has an episode of its own"
     with pytest.raises(UserError, match="The policy remembers 2 episodes and was given 3 observations"):
         policy.act(rows[:3], reward=[0.0] * 3)
     with pytest.raises(UserError, match=r"mask \[3\] for a batch of 2"):
@@ -282,3 +284,52 @@ def test_frames_are_stacked_for_the_caller(tmp_path: Path) -> None:
     assert len(set(found)) > 1
     policy.reset()
     assert policy.act(frames[5]) == policy.greedy.act(np.stack([frames[5]] * 3)[None], {}, none)[0][0]
+
+
+def test_rows_explore_as_the_environments_of_the_run_did(tmp_path: Path) -> None:
+    policy = shoal.load(saved_run(tmp_path / "run", "apex_dqn", actors=3, envs_per_actor=1), seed=0)
+    given: list[Any] = []
+    exploring: Any = policy._exploring
+    take = exploring.set_environments
+    exploring.set_environments = lambda which: (given.append(which.tolist()), take(which))
+    policy.act(np.zeros((5, 4), np.float32), explore=True)
+    policy.act(np.zeros((2, 4), np.float32))
+    assert given == [[0, 1, 2, 0, 1]]
+
+
+def test_what_acted_on_another_device_acts_here(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run")
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["acting_device"] = "cuda:7"
+    (run / "config.json").write_text(json.dumps(record))
+    policy = shoal.load(run)
+    assert policy.config.acting_device == "cpu"
+    assert policy.act([0.0] * 4) in (0, 1)
+
+
+class OtherActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole with a button that does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.action_space = spaces.Discrete(3)
+
+    def step(self, action: Any) -> Any:
+        return super().step(min(int(action), 1))
+
+
+def test_an_environment_with_more_actions_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "describe_apart", describing.describe_here)
+    with pytest.raises(UserError, match=r"has the actions Discrete\(3\), and the policy of .* on Discrete\(2\)"):
+        shoal.evaluate(saved_run(tmp_path / "run"), env=OtherActions, episodes=1)
+
+
+def test_an_evaluation_plays_as_the_runs_evaluator_did_and_closes_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Any] = []
+    close = envs.Envs.close
+    monkeypatch.setattr(envs.Envs, "close", lambda self: (closed.append(self.count), close(self))[1])
+    run = saved_run(tmp_path / "run", eval_limit=3)
+    assert shoal.evaluate(run, episodes=4, seed=0).returns == (3.0,) * 4
+    assert closed[-1] == 4  # after those in which it was tried

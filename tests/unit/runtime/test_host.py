@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from shoal import sync
 from shoal.envs import EnvFault
 from shoal.errors import UserError
-from shoal.program import NodeDied
+from shoal.program import Context, NodeDied, current, set_current
 from shoal.runtime import host
 from shoal.runtime.host import Heart
 
@@ -153,3 +157,48 @@ def test_what_fails_while_closing_is_told_unless_the_node_has_failed_already() -
     host.close_quietly(node)
     host.close(object())
     assert node.closed == 2
+
+
+@pytest.fixture
+def own_generators() -> Iterator[None]:
+    """What is global stays as it was for other tests."""
+    before, threads, context = host.generator_states(), torch.get_num_threads(), current()
+    yield
+    host.load_generator_states(before)
+    torch.set_num_threads(threads)
+    set_current(context)
+
+
+def draws() -> list[float]:
+    return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+@pytest.mark.usefixtures("own_generators")
+def test_a_node_begins_with_its_own_seed_in_every_library_and_its_own_threads() -> None:
+    found = []
+    for seed in (7, 8, 7):
+        host.prepare(Context("actor/0", seed), threads=3)
+        found.append(draws())
+    assert found[0] == found[2]
+    assert all(one != other for one, other in zip(found[0], found[1]))
+    assert torch.get_num_threads() == 3
+    assert current().name == "actor/0"
+
+
+@pytest.mark.usefixtures("own_generators")
+def test_global_generators_go_on_where_they_were_in_every_library() -> None:
+    states = host.generator_states()
+    before, after = draws(), draws()
+    host.load_generator_states(states)
+    assert draws() == before
+    assert draws() == after
+    assert all(one != other for one, other in zip(before, after))
+
+
+def test_a_node_that_has_ended_its_steps_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    heart = Heart()
+    heart.drive(Scripted(), lambda: False)
+    for _ in range(2):
+        clock.now += 1.0
+        assert heart.beat(1.0)[1] == 0.0

@@ -221,3 +221,10 @@ def test_large_batches_that_overlap_hold_what_they_should() -> None:
         server.join(20)
         assert not server.is_alive()
         lane.close()
+
+
+def test_calls_to_a_node_that_is_gone_say_so_until_another_takes_its_place(desk: Desk, lane: LocalLane) -> None:
+    lane._die()
+    with pytest.raises(NodeDied, match=r"^node 'desk' is gone$"):
+        lane.send("echo", (1,), {}).result()
+    assert not lane._pending

@@ -569,3 +569,12 @@ def test_a_stale_gradient_does_not_make_a_round_wait_for_more_workers_than_there
     assert not server.push("a", 1, vector(1.0), 0).accepted, "of the round before"
     assert server.push("a", 2, vector(1.0), 1).version == 2, "and nobody else is waited for"
     assert server.statistics().get("short_rounds", 0) == 0
+
+
+def test_parameters_of_the_services_next_life_are_news_however_few_steps_it_has_made() -> None:
+    server = started()
+    server._life = 1
+    assert server.pull(5, 0.0, 1) is None
+    found = server.pull(5, 0.0, 0)
+    assert found is not None
+    assert (found.version, found.life) == (0, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -235,6 +237,27 @@ def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone()
     world.begin(actor)
     world.finish()
     assert (len(old.actions), len(new.actions)) == (2, 3)
+
+
+def test_closing_wakes_the_old_lives_of_actors_too() -> None:
+    world, ended = World(8, 10.0, {"actor/0": 0}), []
+
+    def ask(run: int) -> None:
+        try:
+            world.server.act("actor/0", run, np.zeros((1, 2), np.int64), None)
+        except RuntimeError as error:
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=ask, args=(run,), daemon=True) for run in range(2)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        while len(world.server._pending) <= number:
+            time.sleep(0.001)
+    world.server.close()
+    for thread in threads:
+        thread.join(5.0)
+    assert ended == ["the inference server has closed"] * 2
+    world.replay.close()
 
 
 def test_an_error_of_the_policy_is_told_to_those_who_waited_for_its_answer() -> None:

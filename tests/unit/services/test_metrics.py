@@ -9,7 +9,7 @@ import pytest
 
 from shoal import sync
 from shoal.program import NodeDied
-from shoal.services.metrics import KEPT, PERIOD, VIRTUAL_PERIOD, Metrics, Reporter, next_life
+from shoal.services.metrics import KEPT, LASTING, PERIOD, VIRTUAL_PERIOD, Metrics, Reporter, next_life
 
 
 def test_evaluations_are_read_from_an_index_on() -> None:
@@ -278,3 +278,40 @@ def test_the_clock_goes_on_where_it_was(clock: Ticking) -> None:
     after.load_state_dict(state)
     clock.now = 102.0
     assert after.snapshot()["train_seconds"] == 9.0
+
+
+def test_a_service_that_was_lost_before_the_first_step_has_no_clock_yet(clock: Ticking) -> None:
+    before, after = Metrics(), Metrics()
+    before.report("learner", {"learner_steps": 0}, {}, {})
+    state = next_life(before.snapshot(), 0)
+    assert state["train_seconds"] is None
+    after.load_state_dict(state)
+    clock.now = 5.0
+    after.report("actor", {"env_steps": 1}, {}, {})
+    clock.now = 7.0
+    assert after.snapshot()["train_seconds"] == 2.0
+    after.report("learner", {"learner_steps": 1}, {}, {})
+    again = Metrics()
+    again.load_state_dict(next_life(after.snapshot(), 0))
+    assert again.snapshot()["first_update"] == 7.0
+
+
+def test_evaluations_of_an_exact_state_keep_their_places() -> None:
+    before, after = Metrics(), Metrics()
+    for version in range(2 * KEPT + 3):
+        before.evaluation({"version": version})
+    after.load_state_dict(before.exact_state())
+    place = 2 * KEPT + 1
+    assert [row["version"] for row in after.snapshot(place)["evaluations"]] == [place, place + 1]
+    assert after.state_dict()["evaluations"] == before.state_dict()["evaluations"] == 2 * KEPT + 3
+
+
+def test_what_counts_on_through_all_lives_of_a_run_is_in_a_state_once() -> None:
+    before, after = Metrics(), Metrics()
+    before.report("gradients", {"learner_steps": 5}, {}, {}, LASTING)
+    before.report("actor/0", {"env_steps": 9}, {}, {}, 0)
+    after.load_state_dict(before.state_dict())
+    assert after.snapshot()["counts"] == {"learner_steps": 5, "env_steps": 9}
+    after.report("gradients", {"learner_steps": 6}, {}, {}, LASTING)
+    after.report("actor/0", {"env_steps": 2}, {}, {}, 0)
+    assert after.snapshot()["counts"] == {"learner_steps": 6, "env_steps": 11}

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.errors import UserError
 from shoal.experiment.config_files import load
-from shoal.sweeps import report, running, sweep
+from shoal.sweeps import processes, report, running, sweep
 from shoal.sweeps.log import SweepLog
 from shoal.sweeps.report import explained
 from shoal.sweeps.search import make_search
@@ -118,6 +118,7 @@ def test_a_line_that_was_cut_short_by_a_kill_had_begun_nothing(tmp_path: Path, f
     file.write_text(file.read_text() + '{"trial": 5, "par')
     fake.kill_after = None
     assert sorted(sweep(described(tmp_path)).trials["trial"]) == list(range(6))
+    assert sorted(sweep(described(tmp_path)).trials["trial"]) == list(range(6)), "nor is it in the way later"
 
 
 def test_a_failure_stops_nothing_and_is_tried_again_as_often_as_asked(tmp_path: Path, fake: type[FakeRun]) -> None:
@@ -148,6 +149,7 @@ def test_random_draws_follow_from_the_seed_and_lie_in_their_ranges(tmp_path: Pat
     assert all(1e-5 <= each["learning_rate"] <= 1e-2 and 5 <= each["unroll"] <= 20 for each in drawn)
     assert all(isinstance(each["unroll"], int) for each in drawn)
     assert sum(each["learning_rate"] < 3.2e-4 for each in drawn) > 10, "evenly in the logarithm"
+    assert len({each["learning_rate"] for each in drawn}) == 50
     assert make_search(one).next(50) is None
 
 
@@ -176,9 +178,111 @@ def test_a_pruner_ends_what_falls_behind(tmp_path: Path, fake: type[FakeRun], mo
     monkeypatch.setattr(running, "read_rows", rows)
     monkeypatch.setattr(Path, "is_file", lambda self: True if self.name == "metrics.jsonl" else Path.exists(self))
     parameters = {"learning_rate": RANGES["learning_rate"]}
-    found = sweep(described(tmp_path, parameters, sampler="random", pruner="median", trials=10, parallel=1))
+    spec = described(tmp_path, parameters, sampler="random", pruner="median", trials=10, parallel=1)
+    found = sweep(spec)
     states = dict(zip(found.trials["trial"], found.trials["state"]))
     assert [states[number] for number in range(10)] == ["done"] * 7 + ["pruned"] * 3
+    rows_of_log = (tmp_path / "sweep" / "trials.jsonl").read_text().splitlines()
+    assert len([row for row in rows_of_log if "pruned" in row]) == 3
+    began = len(fake.begun)
+    assert sweep(spec).trials == found.trials
+    assert len(fake.begun) == began, "what was ended early is not begun again"
+
+
+class Heard:
+    """A search that remembers what it was told, over a list of rates."""
+
+    def __init__(self, made: Any) -> None:
+        self.told: list[tuple[int, float | None]] = []
+        self.known: list[int] = []
+
+    def again(self, number: int, parameters: Mapping[str, Any]) -> None:
+        self.known.append(number)
+
+    def next(self, number: int) -> dict[str, Any] | None:
+        return {"learning_rate": 1e-3, "unroll": 5} if number < 3 else None
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        return False
+
+    def tell(self, number: int, value: float | None) -> None:
+        self.told.append((number, value))
+
+
+def test_a_sampler_hears_of_a_trial_once_when_all_its_seeds_are_done(
+    tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Heard] = []
+    monkeypatch.setattr(running, "make_search", lambda made: heard.append(Heard(made)) or heard[-1])
+    fake.kill_after = 3
+    with pytest.raises(Killed):
+        sweep(described(tmp_path, seeds=2, parallel=1))
+    assert heard[0].told == [(0, pytest.approx(0.5))]
+    fake.kill_after = None
+    sweep(described(tmp_path, seeds=2, parallel=1))
+    assert heard[1].known == [0, 1], "what an earlier life has begun"
+    assert sorted(heard[1].told) == [(number, pytest.approx(0.5)) for number in range(3)]
+
+
+def test_a_trial_without_all_its_seeds_has_no_value_and_one_that_may_be_tried_again_is_open(tmp_path: Path) -> None:
+    made = read_sweep(described(tmp_path, seeds=2, retries=1), {})
+    log = SweepLog(made)
+    made.folder.mkdir()
+    log.open()
+    trial = log.begin(0, {"learning_rate": 1e-3, "unroll": 5})
+    trial.results[0] = {"eval_return": 5.0}
+    assert report.value_of(made, trial) is None
+    log.failed(trial, 1, "fell over")
+    assert report.state_of(made, trial) == "open"
+    log.failed(trial, 1, "fell over")
+    assert report.state_of(made, trial) == "failed"
+    trial.results[1] = {"eval_return": 7.0}
+    assert report.value_of(made, trial) == 6.0
+
+
+def test_when_a_sweep_is_ended_its_runs_are_ended_in_order(
+    tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(fake, "end", lambda self: ended.append(f"end {self.path.name}"))
+    monkeypatch.setattr(fake, "wait", lambda self, seconds: ended.append(f"wait {self.path.name}"))
+    monkeypatch.setattr(running.Silent, "update", lambda self, runner: interrupts.pop()())
+    interrupts = [lambda: None, lambda: int("Ctrl-C")]
+    with pytest.raises(ValueError, match="Ctrl-C"):
+        sweep(described(tmp_path))
+    assert ended == ["end t0000-s0", "end t0001-s0", "wait t0000-s0", "wait t0001-s0"]
+
+
+@pytest.mark.parametrize(("runtime", "cores", "expected"), [("inline", 8, 8), ("local", 8, 4), ("local", 1, 1)])
+def test_as_many_runs_at_a_time_as_the_cores_can_carry(
+    runtime: str, cores: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert running._default_parallel(read_sweep(described(tmp_path) | {"runtime": runtime}, {})) == expected
+
+
+def test_what_an_earlier_life_had_only_made_room_for_is_removed_and_a_run_is_not(tmp_path: Path) -> None:
+    for name in ("room", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    for name in ("room", "run", "nothing"):
+        processes._make_free(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("Traceback\nshoal: --env is wrong.\n  (see above)\n", "--env is wrong."),
+        ("first\nlast words\n\n", "last words"),
+        ("", "it said nothing"),
+    ],
+)
+def test_why_a_run_failed_is_what_shoal_said_or_else_its_last_words(log: str, why: str, tmp_path: Path) -> None:
+    made = object.__new__(processes.RunProcess)
+    made.log = tmp_path / "run.log"
+    made.log.write_text(log)
+    assert made.why() == why
 
 
 def test_a_grid_of_steps() -> None:
@@ -190,6 +294,7 @@ def test_a_grid_of_steps() -> None:
 def test_what_a_parameter_explains_is_corrected_for_chance() -> None:
     values = np.array([1.0, 1.1, 5.0, 5.1])
     assert explained(values, [0, 0, 1, 1]) > 0.95
+    assert explained(np.array([1.0, 2.0, 3.0, 4.0]), [0, 0, 1, 1]) == pytest.approx((5.0 - 1.0 - 0.5) / (5.0 + 0.5))
     assert explained(values, [0, 1, 0, 1]) == 0.0
     assert explained(values, [0, 1, 2, 3]) == 0.0, "a group for each value says nothing"
 
@@ -231,6 +336,8 @@ def test_a_folder_of_another_sweep_or_with_other_files_is_refused(tmp_path: Path
         sweep(described(tmp_path, {"unroll": [5]}))
     with pytest.raises(UserError, match="was begun with another seeds"):
         sweep(described(tmp_path, seeds=3))
+    with pytest.raises(UserError, match="was begun with another metric"):
+        sweep(described(tmp_path, metric="env_steps"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="holds other files"):
@@ -250,6 +357,7 @@ def test_seconds_are_minimized_and_a_run_without_a_number_is_no_result(tmp_path:
     assert best is not None
     assert best.number == 2
     assert report.state_of(made, log.trials[1]) == "done, without a number"
+    assert report.results(made, log)["trial"] == [2, 0, 1], "the best first"
     assert "–" in "\n".join(report.lines(made, report.results(made, log)))
 
 
