@@ -10,6 +10,8 @@ import pytest
 
 from shoal import envs
 from shoal.acting import Stacker
+from shoal.envs.atari import NativeGames, Protocol
+from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, RESET_REWARD
 from shoal.errors import UserError
 from shoal.types import Array
 
@@ -166,3 +168,38 @@ def test_options_that_cannot_be_are_one_sentence(options: dict[str, Any], senten
 def test_a_misspelt_game_is_suggested() -> None:
     with pytest.raises(UserError, match="Did you mean Breakout"):
         envs.describe("BreakoutNoFrameskp-v4")
+
+
+class Scripted:
+    """A vector of two games whose lives, rewards and ends are what the test says."""
+
+    def __init__(self, *rows: tuple[list[int], list[float], list[bool]]) -> None:
+        self.rows, self.actions = list(rows), list[Any]()
+
+    def step(self, actions: Any) -> Any:
+        self.actions.append(list(actions))
+        lives, reward, ended = self.rows.pop(0)
+        none = np.zeros(2, np.bool_)
+        return np.zeros((2, 1, 4, 4), np.uint8), np.array(reward), np.array(ended), none, {"lives": np.array(lives)}
+
+
+def test_a_life_is_lost_once_and_the_row_after_it_begins_the_next() -> None:
+    games: Any = object.__new__(NativeGames)
+    games.num_envs, games._protocol, games._next_life = 2, Protocol(), 1
+    games._lives, games._lost = np.array([3, 2]), np.zeros(2, np.bool_)
+    games.env = Scripted(
+        ([2, 2], [1.0, 1.0], [False, False]),  # the first game loses a life
+        ([1, 1], [5.0, 1.0], [False, False]),  # and at once another, in the row that begins the next: no second end
+        ([0, 1], [1.0, 1.0], [False, False]),  # what has no lives left and goes on is no end either
+        ([0, 1], [1.0, 1.0], [True, False]),
+    )
+    found = [games.step(np.array([7, 8])) for _ in range(4)]
+    assert games.env.actions == [[7, 8], [1, 8], [7, 1], [7, 8]], "FIRE, whatever was chosen"
+    assert [row[2].tolist() for row in found] == [[True, False], [False, True], [False, False], [True, False]]
+    told = [{name: value.tolist() for name, value in row[4].items()} for row in found]
+    assert told == [
+        {LIFE_LOST: [True, False]},
+        {RESET_REWARD: [5.0, 0.0], ENDED_AT_RESET: [False, False], LIFE_LOST: [False, True]},
+        {RESET_REWARD: [0.0, 1.0], ENDED_AT_RESET: [False, False]},
+        {},
+    ]

@@ -15,6 +15,9 @@ import sample_envs
 from gymnasium import spaces
 
 from shoal import envs, tree
+from shoal.envs import Envs
+from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, RESET_REWARD
+from shoal.envs.vectorizers import InProcess
 
 
 def run(spec: str, seed: int, steps: int = 30, count: int = 4, **options: Any) -> np.ndarray[Any, Any]:
@@ -195,3 +198,27 @@ def test_the_native_cartpole_gives_what_gymnasium_gives() -> None:
         assert np.allclose(step.observation, expected[0], atol=1e-5)
         assert np.array_equal(step.reward, expected[1])
         assert step.valid.all()
+
+
+def test_a_game_that_ends_with_the_row_that_begins_a_life_begins_again_with_the_next() -> None:
+    class Lives(gymnasium.Env[Any, Any]):
+        """The row after its first life ends the game, with a reward."""
+
+        observation_space = spaces.Box(0, 9, (1,), np.float32)
+        action_space = spaces.Discrete(2)
+        resets = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.resets += 1
+            told = {RESET_REWARD: 4.0, ENDED_AT_RESET: True} if self.resets == 2 else {}
+            return np.full(1, self.resets, np.float32), told
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(1, np.float32), 1.0, True, False, {LIFE_LOST: True} if self.resets == 1 else {}
+
+    vector = Envs(InProcess([Lives], "lives"), "lives", 0)
+    vector.reset()
+    rows = [vector.step(np.zeros(1, np.int64)) for _ in range(4)]
+    assert [row.valid.tolist() for row in rows] == [[True], [False], [False], [True]]
+    assert [float(row.observation[0, 0]) for row in rows] == [0.0, 2.0, 3.0, 0.0]
+    assert [(episode.return_, episode.length) for episode in vector.episodes()] == [(5.0, 2), (1.0, 1)]

@@ -154,6 +154,23 @@ def test_a_run_that_has_ended_needs_another_stop_rule(run: Path) -> None:
     planned(run)
 
 
+@pytest.mark.parametrize("reason", ["return", "steps", "updates", "seconds"])
+def test_every_stop_rule_is_an_end(run: Path, reason: str) -> None:
+    (run / "summary.json").write_text(json.dumps({"stopped_by": reason}))
+    assert finished(run) == {"stopped_by": reason}
+    for other in ("callback", "failure"):
+        (run / "summary.json").write_text(json.dumps({"stopped_by": other}))
+        assert finished(run) is None
+
+
+def test_a_checkpoint_without_the_replay_that_belongs_to_it_is_damaged(run: Path) -> None:
+    meta = {**META, "updates": 9, "replay": {"replay": "000003"}}
+    Checkpoints(run / "checkpoints").save({"learner": {"updates": 9}, "metrics": {"notes": []}}, meta)
+    found = planned(run)
+    assert found.resumed.parts["learner"]["updates"] == 7
+    assert found.resumed.lines[0].startswith(f"The replay of {run / 'checkpoints' / '000003'} is damaged: ")
+
+
 def test_the_options_that_a_run_recorded_are_checked(run: Path) -> None:
     record = json.loads((run / "config.json").read_text())
     for options in (None, {"keep": 0}):

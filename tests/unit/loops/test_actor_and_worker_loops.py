@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from scripted import RememberingPolicy, ScriptedEnvs
 from torch import nn
 
 from shoal.loops.actor import ActorLoop
 from shoal.loops.learner import NonFinite
-from shoal.loops.worker import Publisher
+from shoal.loops.worker import Publisher, WorkerLoop
+from shoal.program import Context
 from shoal.replay import MinSize, Quota, Replay, Table, Uniform, rollout
 from shoal.services.gradients import Answer as Pulled
 from shoal.services.metrics import Metrics
@@ -191,6 +193,62 @@ def test_at_the_end_of_a_run_an_actor_that_others_hold_up_is_not_waited_for_as_l
     assert (actor.checkpoint() or {}).keys() == {"recorder", "environments"}
     assert len(waited) == 2
     replay.close()
+
+
+# ---- a worker
+
+
+class Learning:
+    """Acts and learns nothing; what its network measures changes when the test says so."""
+
+    def __init__(self, applied: list[bool]) -> None:
+        self.policy, self.network = RememberingPolicy(), nn.BatchNorm1d(2)
+        self.applied, self.batches, self.done = applied, list[Any](), False
+
+    def update(self, batch: Any) -> dict[str, Any]:
+        self.batches.append(batch)
+        if len(self.batches) == 2:
+            cast(Any, self.network.running_mean).fill_(3.0)
+        return {"applied": self.applied.pop(0), "waited": 0.0, "loss": 0.5}
+
+    def finished(self) -> bool:
+        return self.done
+
+
+class Buffers:
+    def __init__(self) -> None:
+        self.future = self
+        self.pushed: list[tuple[str, float]] = []
+
+    def push_buffers(self, worker: str, named: Mapping[str, Any]) -> Any:
+        self.pushed.append((worker, float(named["running_mean"][0])))
+        return Answer(None)
+
+
+def test_a_worker_counts_what_was_taken_and_tells_the_service_under_its_own_name_what_it_has_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.loops.worker.current", lambda: Context("worker/3", 5))
+    metrics, service, worker = Metrics(), Buffers(), Learning([True, False, True])
+    loop = WorkerLoop(
+        lambda seed: cast(Any, ScriptedEnvs([[[1.0] * 3], [[1.0] * 100]])),
+        lambda seed, servers: cast(Any, worker),
+        2,
+        [cast(Any, service)],
+        metrics,
+        observation_space=spaces.Box(-1.0, 1.0, (1,)),
+        frozen="weight",
+    )
+    assert [loop.step() for _ in range(3)] == [True] * 3
+    assert service.pushed == [("worker/3", 3.0)], "only what has changed"
+    loop.report()
+    # the fourth row of the first environment, in the second block, resets it; that gradient was refused
+    assert metrics.snapshot()["counts"] == {"env_steps": 11, "trained_steps": 8}
+    assert metrics.snapshot()["values"]["loss"] == 0.5
+    assert [batch["valid"][:-1].sum().item() for batch in worker.batches] == [4, 3, 4]
+    assert [parameter.requires_grad for parameter in worker.network.parameters()] == [False, True]
+    worker.done, worker.applied = True, [True]
+    assert loop.step() is False
 
 
 # ---- the publisher of a gradient service

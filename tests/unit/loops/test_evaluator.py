@@ -213,3 +213,21 @@ def test_what_was_confirmed_first_stays_confirmed() -> None:
     confirmed = setup.evaluator.confirmed()
     assert confirmed is not None
     assert confirmed[0] == make_version(0, 1)
+
+
+def test_what_a_policy_remembers_is_zero_where_an_episode_begins() -> None:
+    class Counting(RememberingPolicy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[list[float]] = []
+
+        def initial_state(self, count: int) -> dict[str, Any]:
+            return {"rows": np.zeros(count), "last_reward": np.zeros(count, np.float32)}
+
+        def act(self, observation: Any, state: Any, first: Any) -> Any:
+            self.seen.append([*state["rows"], *state["last_reward"]])
+            return np.zeros(len(first), np.int64), {**state, "rows": state["rows"] + 1}, {}
+
+    counting = Counting()
+    evaluate(cast(Any, ScriptedEnvs([[[7.0], [8.0, 8.0]], [[5.0] * 4]])), cast(Any, counting), 2)
+    assert counting.seen == [[0, 0, 0, 0], [1, 1, 7, 5], [0, 2, 0, 5], [1, 3, 8, 5]]

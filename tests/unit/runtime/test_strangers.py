@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from strangers import AUTHORITY, client_of, listening
 
 from shoal.program import NodeDied
 from shoal.runtime import endpoints
+from shoal.runtime import listener as answering
 from shoal.runtime.endpoints import ABSTRACT, Endpoint, connect
 from shoal.runtime.identity import Authority, Identity, Trust
 from shoal.runtime.listener import MOST, Listener
@@ -265,3 +267,19 @@ def test_a_run_gives_away_no_private_key() -> None:
     travels = b"".join([trust.authority, trust.secret, identity.public_key, AUTHORITY.sign(identity.public_key)])
     assert b"PRIVATE" not in travels
     assert travels.count(b"BEGIN CERTIFICATE") == 2
+
+
+@pytest.mark.parametrize(("waiting", "patience"), [(2, answering.PROVING), (3, answering.CROWDED)])
+def test_callers_are_given_less_time_where_others_wait(
+    waiting: int, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "MOST", 3)
+    monkeypatch.setattr(answering, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    made: Any = object.__new__(Listener)
+    turned: list[int] = []
+    made._visitors = {number: SimpleNamespace(since=100.0 - 0.01 * (waiting - number)) for number in range(waiting)}
+    made._turn_away = turned.append
+    assert made._expire() == pytest.approx(patience - 0.01 * waiting)
+    made._visitors[0].since = 100.0 - patience
+    assert made._expire() == pytest.approx(patience - 0.01 * (waiting - 1))
+    assert turned == [0]

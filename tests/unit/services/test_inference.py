@@ -249,9 +249,9 @@ def test_closing_wakes_the_old_lives_of_actors_too() -> None:
             ended.append(str(error))
 
     threads = [threading.Thread(target=ask, args=(run,), daemon=True) for run in range(2)]
-    for number, thread in enumerate(threads):
+    for before, thread in enumerate(threads):
         thread.start()
-        while len(world.server._pending) <= number:
+        while len(world.server._pending) <= before:
             time.sleep(0.001)
     world.server.close()
     for thread in threads:
