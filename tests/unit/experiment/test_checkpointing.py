@@ -328,3 +328,19 @@ def test_at_the_end_a_learner_that_is_gone_is_what_it_left_last(tmp_path: Path) 
     assert found is not None
     assert found.part("learner") == {"updates": 5, "learner": {"left": 1}}
     assert found.meta["updates"] == 5
+
+
+def test_where_a_moment_cannot_be_taken_nodes_are_asked_one_by_one(tmp_path: Path) -> None:
+    class Broken:
+        def still(self, ended: bool = False) -> bool:
+            return True
+
+        def take(self, tag: str, keep: Any) -> Any:
+            raise ValueError("mine")
+
+    saver, run, notes = make(tmp_path, checkpoint_every=10.0)
+    saver._moment = cast(Any, Broken())
+    for now in (10.0, 10.1, 20.1, 20.2):
+        tick(saver, now)
+    assert notes == ["checkpoints are not of one moment any more: ValueError: mine; those before are as they were"]
+    assert (run.rounds(), saver.saved) == (1, 1)

@@ -62,6 +62,8 @@ def test_what_cannot_change_is_refused_with_its_reason(run: Path) -> None:
     for options, values, sentence in (
         ({"seed": 5}, {}, "--seed cannot change when a run goes on: a run goes on with its own random numbers"),
         ({"run_dir": "other"}, {}, "--run-dir cannot change"),
+        ({"freeze": "torso"}, {}, "--freeze cannot change when a run goes on: its optimizer has moments"),
+        ({"restore": "old"}, {}, "--restore cannot change when a run goes on: it has weights of its own by now"),
         ({}, {"env": "Acrobot-v1"}, "--env cannot change when a run goes on"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -97,6 +99,15 @@ def test_an_environment_that_was_in_no_module_may_be_given_from_one(run: Path) -
         planned(run, env="own:make_env")  # the checkpoint of this test
     shutil.rmtree(run / "checkpoints")
     assert planned(run, env="own:make_env").cfg.env == "own:make_env"
+
+
+def test_a_checkpoint_of_a_function_that_is_in_a_module_by_now_is_the_runs_own(run: Path) -> None:
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(record | {"env": "CartPole-v1"}))
+    Checkpoints(run / "checkpoints").save(
+        {"learner": {"updates": 8}, "metrics": {}}, {**META, "env": "own:CartPole-v1"}
+    )
+    assert planned(run).resumed.parts["learner"]["updates"] == 8
 
 
 def test_a_function_is_the_environment_of_that_name(run: Path) -> None:

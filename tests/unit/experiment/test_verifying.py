@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from shoal.checkpoints import Checkpoint, Checkpoints
+from shoal.experiment import verifying
 from shoal.experiment.comparing import _same, _unequal, cannot_be_saved, checkpoints_by_updates, differences
-from shoal.experiment.verifying import Verdict, _judge
+from shoal.experiment.verifying import Verdict, _judge, verify
 from shoal.program import Program
 
 ENVS = {
@@ -154,3 +155,36 @@ def test_a_checkpoint_that_one_run_has_not_is_told(tmp_path: Path) -> None:
     verdict = judged(tmp_path, {10: STATES, 30: STATES})
     assert (verdict.identical, verdict.first_at) == (False, 20)
     assert verdict.first == "the checkpoint of 20 updates, which one run has not"
+
+
+def test_the_second_run_is_killed_when_it_has_saved_half_of_its_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[bool] = []
+    lives: list[tuple[bool, Any]] = []
+
+    class Run:
+        on_saved: Any = None
+
+        def __init__(self, *given: Any) -> None:
+            self.options = given[4] if len(given) > 4 else None
+
+    def train(run: Any) -> None:
+        died.clear()
+        for updates in (8, 9, 10) if run.on_saved is not None else ():
+            run.on_saved(updates)
+
+    def in_its_own_process(work: Any, killed: bool = False) -> None:
+        work()
+        lives.append((killed, list(died)))
+
+    monkeypatch.setattr(verifying, "Experiment", Run)
+    monkeypatch.setattr(verifying, "_train", train)
+    monkeypatch.setattr(verifying, "_die", died.append)
+    monkeypatch.setattr(verifying, "_in_its_own_process", in_its_own_process)
+    monkeypatch.setattr(verifying, "plan", lambda run, options, values: None)
+    monkeypatch.setattr(verifying, "resumed_experiment", lambda plan, now: Run())
+    monkeypatch.setattr(verifying, "_judge", lambda verdict, runs, program: verdict)
+    page: Any = type("Page", (), {"program": staticmethod(lambda cfg, env, settings: Program())})
+    env: Any = type("Env", (), {"name": "CartPole-v1"})
+    verdict = verify("impala", page, None, env, updates=10, seed=0)
+    assert lives == [(False, []), (True, [False, False, True]), (False, [])]
+    assert (verdict.updates, verdict.killed_at) == (20, 10)

@@ -11,9 +11,12 @@ from gymnasium import spaces
 from scripted import RememberingPolicy, ScriptedEnvs
 from torch import nn
 
-from shoal.loops.actor import ActorLoop
+from shoal.envs import EnvFault
+from shoal.loops.actor import ActorLoop, RemoteActorLoop
+from shoal.loops.keeper import LOOK
 from shoal.loops.learner import NonFinite
 from shoal.loops.worker import Publisher, WorkerLoop
+from shoal.nets.weights import export_weights
 from shoal.program import Context
 from shoal.replay import MinSize, Quota, Replay, Table, Uniform, rollout
 from shoal.services.gradients import Answer as Pulled
@@ -195,6 +198,68 @@ def test_at_the_end_of_a_run_an_actor_that_others_hold_up_is_not_waited_for_as_l
     replay.close()
 
 
+class Answering:
+    """An inference server that remembers what actors told it."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def act(self, actor: str, run: int, observation: Any, outcome: Any) -> Any:
+        self.told.append(None if outcome is None else [part.tolist() for part in outcome])
+        return np.zeros(2, np.int64)
+
+
+def test_an_actor_without_a_policy_tells_what_its_actions_gave() -> None:
+    server = Answering()
+    envs = ScriptedEnvs([[[1.0, 2.0]], [[5.0]]])  # the second one's episodes are truncated
+    actor = RemoteActorLoop(lambda seed: cast(Any, envs), 3, server, Metrics())
+    assert actor.step() is True
+    assert actor.step() is True
+    assert server.told == [
+        None,
+        [[1.0, 5.0], [False, False], [True, True]],
+        [[2.0, 0.0], [True, False], [True, False]],
+        [[0.0, 5.0], [False, False], [False, True]],
+        [[1.0, 0.0], [False, False], [True, False]],
+        [[2.0, 5.0], [True, False], [True, True]],
+    ]
+
+
+def test_rows_that_were_lost_on_their_way_are_counted() -> None:
+    replay, metrics = make_replay(), Metrics()
+    actor = make_actor([replay], published(), metrics=metrics)
+    lost = [7, 0, 2]
+    actor._send.take_lost_rows = lambda: lost.pop(0)  # type: ignore[method-assign]
+    for _ in range(3):
+        actor.step()
+    actor.report()
+    assert metrics.snapshot()["counts"]["lost_rows"] == 9
+    replay.close()
+
+
+class Forgetting(Saving):
+    """Cannot go on where it was."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise EnvFault("another version of the game.")
+
+
+def test_an_actor_whose_environments_cannot_go_on_begins_anew_altogether() -> None:
+    replay, metrics = make_replay(), Metrics()
+    first = make_actor([replay], published())
+    first.step()
+    state = first.exact_state()
+    state["exact"]["stage"] = "refreshing"
+    second = make_actor([replay], published(), metrics=metrics)
+    second._runner.envs = cast(Any, Forgetting([[[1.0] * 100]] * 2))
+    second.load_state_dict(state)
+    assert second._stage == "acting"
+    assert second._recorder._until == 3, "a stream of its own"
+    second.report()
+    assert metrics.snapshot()["counts"] == {"lost_episodes": 2}
+    replay.close()
+
+
 # ---- a worker
 
 
@@ -258,7 +323,7 @@ class Service:
     """A gradient server whose counts and version are what the test says."""
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = self.life = 0
         self.parameters = np.zeros(3, np.float32)
         self.counts: dict[str, int] = {}
         self.future = self
@@ -270,8 +335,8 @@ class Service:
         return Answer(True)
 
     def pull(self, than: int = NONE, timeout: float | None = None, life: int | None = None) -> Any:
-        found = Pulled(True, False, self.version, self.parameters)
-        return Answer(found if self.version > than else None)
+        found = Pulled(True, False, self.version, self.parameters, self.life)
+        return Answer(found if self.version > than or life not in (None, self.life) else None)
 
     def kept_state(self) -> Any:
         return Answer(("gradients", {}))
@@ -329,6 +394,48 @@ def test_a_publisher_counts_the_updates_that_it_has_published_and_not_what_the_s
     publisher.report()
     assert metrics.snapshot()["counts"]["learner_steps"] == number(store.version()) == publisher.updates == 6
     assert metrics.snapshot()["values"]["version"] == 6.0
+
+
+def test_what_a_service_that_was_lost_goes_on_with_is_newer_than_what_it_had() -> None:
+    service = Service()
+    publisher, metrics, store = make_publisher([service])
+    service.version = 9
+    assert publisher.step() is True
+    service.version, service.life = 4, 2
+    assert publisher.step() is True
+    assert store.version() == make_version(2, 4)
+    publisher.report()
+    assert metrics.snapshot()["counts"]["lost_updates"] == 5
+
+
+def test_a_publisher_brings_a_weight_service_that_was_lost_the_weights_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [50.0]
+    monkeypatch.setattr("shoal.loops.keeper.monotonic", lambda: clock[0])
+    service = Service()
+    publisher, _, store = make_publisher([service])
+    service.version = 3
+    publisher.step()
+    store.load_state_dict(WeightStore().state_dict())  # as it comes back
+    clock[0] += 2 * LOOK
+    assert publisher.step() is True
+    assert store.version() == make_version(0, 3)
+
+
+def test_a_publisher_begins_with_the_weights_of_another_run_where_it_is_given_some() -> None:
+    store, old = WeightStore(), nn.Linear(2, 1)
+    store.keep_snapshot({"weights": export_weights(old), "partial": False})
+    Publisher(lambda seed: nn.Linear(2, 1), cast(Any, [Unborn()]), store, Metrics())
+    found = store.newer(NONE)
+    assert found is not None
+    assert all(np.array_equal(found[1][name], value) for name, value in export_weights(old).items())
+
+
+class Unborn(Service):
+    """A gradient server that takes the parameters it is given."""
+
+    def initialise(self, parameters: Any) -> Any:
+        self.parameters = np.array(parameters)
+        return Answer(True)
 
 
 def test_a_publisher_ends_at_its_updates_and_gives_up_after_gradients_that_are_not_finite() -> None:

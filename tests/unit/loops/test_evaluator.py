@@ -93,6 +93,13 @@ def test_what_is_confirmed_is_told_of_fresh_episodes_and_its_weights_are_kept() 
     ]
 
 
+def test_a_confirmation_has_no_fewer_episodes_than_an_evaluation() -> None:
+    setup = Setup(100.0, target=100.0)
+    setup.evaluator._episodes = CONFIRM + 10
+    setup.step(1)
+    assert [record["episodes"] for record in setup.records()] == [CONFIRM + 10]
+
+
 def test_without_a_target_nothing_is_confirmed() -> None:
     setup = Setup(1e6)
     setup.step(1)

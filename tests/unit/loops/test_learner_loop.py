@@ -12,8 +12,9 @@ from gymnasium import spaces
 from torch import nn
 
 from shoal.loops.keeper import LOOK, SNAPSHOT_EVERY, SNAPSHOT_SHARE, Keeper
-from shoal.loops.learner import MAX_REFUSED, LearnerLoop, NonFinite, _transitions
+from shoal.loops.learner import MAX_REFUSED, PATIENCE, LearnerLoop, NonFinite, _transitions
 from shoal.loops.prefetch import RECONNECT, Prefetch
+from shoal.nets.targets import Target
 from shoal.nets.weights import export_weights
 from shoal.program import Context, Done, NodeDied
 from shoal.replay import MinSize, Prioritized, Replay, ReplayTimeout, Table, Writer, n_step
@@ -277,6 +278,43 @@ def test_a_keeper_looks_now_and_then_and_lacks_only_what_is_older(monkeypatch: p
         found.append(keeper.due())
     assert found == [False, False, False, False, True, True], "who has lost the weights has lost the snapshot"
     assert asked == [50.0, 50.0 + LOOK]
+
+
+def test_targets_begin_with_weights_that_come_without_a_state() -> None:
+    made = Recording()
+    made.target = Target(made.network, 10)  # type: ignore[attr-defined]
+    loop, _ = loop_over(filled(), Metrics(), made=made)
+    other = nn.Linear(1, 1)
+    loop.load_state_dict({"updates": 0, "refused": 0, "weights": export_weights(other)})
+    assert made.target.drift() == 0.0  # type: ignore[attr-defined]
+    assert torch.equal(made.network.weight, other.weight)
+
+
+def test_learners_that_meet_again_let_what_lost_ones_asked_for_pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    member = SimpleNamespace(generation=3, largest=float)
+    monkeypatch.setattr("shoal.loops.learner.sleep", slept.append)
+    monkeypatch.setattr("shoal.loops.learner.Member", lambda group, rank, size: member)
+    weights, made = WeightStore(), Recording()
+
+    def loop() -> LearnerLoop:
+        return LearnerLoop(
+            lambda seed, peers: made,
+            "items",
+            BATCH,
+            filled(),
+            weights,
+            Metrics(),
+            observation_space=spaces.Box(-1.0, 1.0, (2,)),
+            group=cast(Any, object()),
+            learners=2,
+        )
+
+    loop()
+    assert slept == [], "there is nobody before the first"
+    loop()
+    assert slept == [2 * PATIENCE]
+    assert weights.version() == make_version(3, 0)
 
 
 def test_of_several_learners_the_first_alone_ends_by_itself() -> None:

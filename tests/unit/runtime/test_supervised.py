@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -379,3 +380,43 @@ def test_a_node_that_is_started_again_has_not_finished() -> None:
     assert run.loop.finished == {"actor/0"}
     run.loop.wait(2.0)
     assert run.loop.finished == set()
+
+
+def test_who_waits_for_an_answer_goes_on_supervising_but_not_within_a_tick_nor_in_another_thread() -> None:
+    run = Pretended()
+    run.loop.start_all()
+    run.at(0.0, killed("actor/0"))
+    other = threading.Thread(target=run.loop.meanwhile)
+    other.start()
+    other.join()
+    assert run.losses == [], "only the thread that drives the run"
+    run.loop._ticking = True
+    run.loop.meanwhile()
+    assert run.losses == []
+    run.loop._ticking = False
+    run.loop.meanwhile()
+    assert [loss.node for loss in run.losses] == ["actor/0"]
+
+
+def test_a_node_that_is_gone_does_not_hang() -> None:
+    run = Pretended(hang_seconds=5.0)
+    run.loop.start_all()
+    run.at(0.5, *(Beat(name) for name in ("service", "actor/0", "actor/1")))
+    run.at(1.0, killed("actor/0"))
+    run.ready_at = 100.0
+    for second in range(1, 40):
+        run.at(float(second), Beat("service"), Beat("actor/1", second))
+    run.loop.wait(30.0)
+    assert run.hangs == []
+
+
+def test_a_node_has_lived_since_it_was_started_and_not_since_it_was_lost() -> None:
+    run = Pretended(hang_seconds=None)
+    run.loop.start_all()
+    run.at(100.0, killed("actor/0", 1))
+    run.on_start = lambda name: run.at(run.now + 1.0, killed(name, 1)) if len(run.started(name)) < 4 else None
+    run.loop.wait(120.0)
+    first, *later = run.started("actor/0")
+    waits = [begun - lost for begun, lost in zip(later, (100.0, later[0] + 1.0, later[1] + 1.0))]
+    assert waits == pytest.approx([FIRST_BACKOFF, 2 * FIRST_BACKOFF, 4 * FIRST_BACKOFF])
+    assert first == 0.0
