@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,43 @@ def test_a_game_that_ends_with_the_row_that_begins_a_life_begins_again_with_the_
     assert [row.valid.tolist() for row in rows] == [[True], [False], [False], [True]]
     assert [float(row.observation[0, 0]) for row in rows] == [0.0, 2.0, 3.0, 0.0]
     assert [(episode.return_, episode.length) for episode in vector.episodes()] == [(5.0, 2), (1.0, 1)]
+
+
+class Short(gymnasium.Env[Any, Any]):
+    """Episodes of so many steps, each worth 1; observes the time."""
+
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int) -> None:
+        self.length, self.time = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return np.full(1, self.time, np.float32), 1.0, self.time == self.length, False, {}
+
+
+def test_an_episode_that_has_ended_is_not_open_and_a_reset_begins_all_of_them() -> None:
+    vector = Envs(InProcess([partial(Short, 1), partial(Short, 3)], "short"), "short", 0)
+    vector.reset()
+    assert vector.open_episodes() == 2
+    vector.step(np.zeros(2, np.int64))
+    assert vector.open_episodes() == 1
+    vector.reset()
+    assert vector.open_episodes() == 2
+    row = vector.step(np.zeros(2, np.int64))
+    assert (row.valid.tolist(), row.reward.tolist()) == ([True, True], [1.0, 1.0])
+    assert row.observation.ravel().tolist() == [1.0, 1.0]
+
+
+def test_a_limit_counts_the_steps_of_an_episode_and_not_the_row_that_resets() -> None:
+    made = InProcess([partial(Short, 2)], "short")
+    vector = Envs(made, "short", 0, limit=3)
+    vector.reset()
+    rows = [vector.step(np.zeros(1, np.int64)) for _ in range(9)]
+    assert [bool(row.terminated[0]) for row in rows] == [False, True, False] * 3
+    assert not any(row.truncated[0] for row in rows)

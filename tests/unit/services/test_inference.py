@@ -239,6 +239,21 @@ def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone()
     assert (len(old.actions), len(new.actions)) == (2, 3)
 
 
+def test_what_was_done_before_the_server_was_lost_is_no_result_of_its_next_life() -> None:
+    world, answers = World(8, 0.0, {"actor/0": 0}), []
+    outcome = np.ones(2, np.float32), np.zeros(2, np.bool_), np.ones(2, np.bool_)
+    seen = np.array([[1, 0], [2, 0]])
+
+    def act() -> None:
+        for _ in range(2):
+            answers.append(world.server.act("actor/0", 0, seen, outcome)[:, 2].tolist())
+
+    world.begin(act)
+    world.finish()
+    assert answers == [[0, 0], [1, 1]], "it remembers what it has answered itself"
+    world.replay.close()
+
+
 def test_closing_wakes_the_old_lives_of_actors_too() -> None:
     world, ended = World(8, 10.0, {"actor/0": 0}), []
 

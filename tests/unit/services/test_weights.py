@@ -107,6 +107,14 @@ def test_a_copy_that_may_have_been_written_over_is_made_again(
     assert read_from(shared) == (int(read), [read] * 3)
 
 
+def test_weights_that_a_reader_has_are_not_news(shared: SharedWeights) -> None:
+    assert shared.newer() is None
+    shared.publish(weights(1.0), 4)
+    assert read_from(shared, 3) == (4, [1.0] * 3)
+    assert shared.newer(4) is None
+    assert shared.newer(5) is None
+
+
 def test_who_asks_for_newer_weights_waits_until_there_are_some() -> None:
     store = WeightStore()
     store.publish(weights(1.0), 5)
