@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.diagnosis.doctor import doctor
+    from shoal.diagnosis.findings import Diagnosis
     from shoal.errors import UserError
     from shoal.experiment.options import Result
     from shoal.experiment.training import resume, train
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Diagnosis",
     "Evaluation",
     "Result",
     "RunFailed",
     "TrainedPolicy",
     "UserError",
     "__version__",
+    "doctor",
     "evaluate",
     "export",
     "load",
@@ -31,6 +35,8 @@ __all__ = [
 ]
 
 _WHERE = {
+    "doctor": "shoal.diagnosis.doctor",
+    "Diagnosis": "shoal.diagnosis.findings",
     "train": "shoal.experiment.training",
     "resume": "shoal.experiment.training",
     "load": "shoal.playing.policy",

@@ -35,6 +35,7 @@ usage: shoal COMMAND …
 
   shoal train ALGORITHM --env ENV        train until solved, or until a stop rule is met
   shoal train --config run.toml          the same, with options in a file
+  shoal doctor --env ENV                 examine your environment and network before a run
   shoal resume RUN                       go on with a run that was interrupted
   shoal config RUN                       a run's options, as such a file
   shoal eval RUN                         play a trained policy again, from its run directory

@@ -54,12 +54,16 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "acting config envs errors experiment factories functional loops nets tree",
         "numpy torch gymnasium imageio onnxruntime PIL",
     ),
+    "diagnosis": (
+        "acting config envs errors experiment factories loops runtime tree",
+        "numpy torch gymnasium cloudpickle",
+    ),
     "sweeps": ("checkpoints config errors experiment", "numpy optuna matplotlib"),
-    "commands": ("bench config envs errors experiment playing runtime sweeps", "rich"),
+    "commands": ("bench config diagnosis envs errors experiment playing runtime sweeps", "rich"),
     "bench": ("acting envs errors experiment flat loops nets optim program replay runtime tree", "numpy torch"),
     "cli": ("commands config errors experiment runtime", ""),
     "__main__": ("cli", ""),
-    "__init__": ("errors experiment playing runtime sweeps", ""),
+    "__init__": ("diagnosis errors experiment playing runtime sweeps", ""),
 }
 ONLY_IN = {"ray": "runtime/ray"}  # packages that one folder alone may import
 

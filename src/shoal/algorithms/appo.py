@@ -22,7 +22,7 @@ from shoal.config import Count, config
 from shoal.envs import EnvSpec
 from shoal.functional.normalisation import masked_sums, normalise_advantages
 from shoal.functional.policy_gradient import entropy_bonus, value_loss
-from shoal.functional.surrogate import approximate_kl, asynchronous_surrogate_loss
+from shoal.functional.surrogate import approximate_kl, asynchronous_surrogate_loss, clipped_fraction
 from shoal.functional.vtrace import vtrace
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
@@ -137,6 +137,7 @@ class APPO(Stateful):
         loss = surrogate + costs.value_cost * squared - costs.entropy_cost * bonus
         metrics = {"loss": loss, "policy_loss": surrogate, "value_loss": squared, "entropy": bonus}
         metrics["kl"] = approximate_kl(log_prob, slow, *mean)
+        metrics["clipped"] = clipped_fraction(log_prob, slow, *mean, self.cfg.clip)
         return loss, count, {name: value.detach() for name, value in metrics.items()}
 
 

@@ -97,9 +97,10 @@ class TD3(Stateful):
         if not critic.applied:
             return metrics
         if self.critic_optimizer.updates % self.cfg.target_every == 0:
-            actor = self.actor_optimizer.step(self.actor_loss(batch["observation"]), count)
+            actor_loss = self.actor_loss(batch["observation"])
+            actor = self.actor_optimizer.step(actor_loss, count)
             self.target.follow(self.critic_optimizer.updates)
-            metrics |= {"actor_grad_norm": actor.grad_norm, "applied": actor.applied}
+            metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor.grad_norm, "applied": actor.applied}
         return metrics | {"priorities": priorities, "target_drift": Drift(self.target)}
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:

@@ -24,11 +24,10 @@ from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment.registry import Algorithm
 from shoal.flat import flat_gradient
-from shoal.loops.learner import LearnerLoop
 from shoal.loops.wiring import Settings, make_envs
-from shoal.loops.worker import WorkerLoop
+from shoal.loops.wrapping import wrap_learners
 from shoal.nets.weights import export_weights
-from shoal.program import Node, Program
+from shoal.program import Program
 from shoal.runtime import Supervisor, launch
 from shoal.types import Arrays
 
@@ -180,12 +179,13 @@ class _Capture:
 def _gathered(algorithm: Algorithm, cfg: Any, env: EnvSpec, seed: int) -> _Capture:
     """A learner, and a batch that the program has gathered for it inline."""
     program: Program = algorithm.program(cfg, env, Settings(evaluate=False, max_updates=BATCHES))
-    captures = []
-    for name, node in program.nodes.items():
-        place = {LearnerLoop: 0, WorkerLoop: 1}.get(node.factory)  # type: ignore[call-overload]
-        if place is not None:
-            captures.append(_Capture(node.args[place]))
-            program.nodes[name] = _with_argument(node, place, captures[-1])
+    captures: list[_Capture] = []
+
+    def capture(make: Callable[..., Any]) -> _Capture:
+        captures.append(_Capture(make))
+        return captures[-1]
+
+    wrap_learners(program, capture)
     with launch(program, "inline", seed=seed, supervisor=Supervisor(max_failures=0)) as run:
         begin = time.monotonic()
         while all(capture.batches < BATCHES for capture in captures):
@@ -193,10 +193,6 @@ def _gathered(algorithm: Algorithm, cfg: Any, env: EnvSpec, seed: int) -> _Captu
             if time.monotonic() - begin > LONGEST_GATHERING:
                 raise UserError(f"No batch was gathered within {LONGEST_GATHERING:.0f} s: nothing can be measured.")
     return next(capture for capture in captures if capture.batches >= BATCHES)
-
-
-def _with_argument(node: Node, place: int, value: Any) -> Node:
-    return dataclasses.replace(node, args=(*node.args[:place], value, *node.args[place + 1 :]))
 
 
 def _update_of(found: _Capture) -> Callable[[], Any]:

@@ -9,7 +9,20 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-NAMES = ("bench", "compare", "config", "diff", "eval", "export", "record", "runs", "status", "sweep", "verify")
+NAMES = (
+    "bench",
+    "compare",
+    "config",
+    "diff",
+    "doctor",
+    "eval",
+    "export",
+    "record",
+    "runs",
+    "status",
+    "sweep",
+    "verify",
+)
 
 
 def run(name: str, words: Sequence[str]) -> int:

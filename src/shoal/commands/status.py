@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.commands.common import OK, one_run, parse, print_json
+from shoal.experiment.measures import measures
 
 if TYPE_CHECKING:
     from shoal.experiment.run_lists import RunState
@@ -23,7 +24,6 @@ class StatusOptions:
 
 
 OPTIONS = (StatusOptions,)
-SHOWN = ("loss", "policy_loss", "value_loss", "critic_loss", "actor_loss", "entropy", "kl", "clip_fraction", "q_mean")
 
 
 def run(words: Sequence[str]) -> int:
@@ -62,9 +62,8 @@ def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
             )
         )
     facts += [("towards", text) for text in _towards(found)]
-    values = [f"{name} {progress[name]:.4g}" for name in SHOWN if isinstance(progress.get(name), int | float)]
-    if values:
-        facts.append(("learner", ", ".join(values)))
+    values = {name: float(value) for name, value in progress.items() if isinstance(value, int | float)}
+    facts += [(name, " · ".join(told)) for name, told in measures(values).items()]
     if found.resumable:
         facts.append(("go on", f"shoal resume {found.path}"))
     return [f"{name:9}{text}" for name, text in facts]

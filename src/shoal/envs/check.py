@@ -90,6 +90,15 @@ def shape_of(space: Space[Any]) -> tuple[int, ...]:
     return tuple(space.shape)
 
 
+def shown(space: Space[Any]) -> str:
+    """A space in a sentence: without the bounds of its Boxes, which fill lines."""
+    return ", ".join(f"{name} {_shown_leaf(leaf)}".strip() for name, leaf in tree.leaf_spaces(space).items())
+
+
+def _shown_leaf(space: Space[Any]) -> str:
+    return f"{space.dtype} {list(space.shape)}" if isinstance(space, spaces.Box) else str(space)
+
+
 def check_spaces(environment: str, made: Any, *attributes: str) -> None:
     """The environment has the spaces that it must have from the moment it is made."""
     for attribute in attributes:

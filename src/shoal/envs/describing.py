@@ -32,15 +32,16 @@ def describe(
     evaluation_options: EnvOptions | None = None,
     evaluation_limit: int | None = None,
     stack: int = 0,
+    apart: bool = True,
 ) -> EnvSpec:
     """What an environment made with these options is. The evaluator's version has `evaluation_options` on top of them,
     and its episodes are cut after `evaluation_limit` steps. `stack` is as for `make`: the spec's spaces are those of
     the stacks that a policy sees.
 
     One is made, reset and stepped once, so that what cannot work is said before anything is started; the user's own
-    code in a process of its own, since it may end it.
+    code in a process of its own, since it may end it, unless this one is there for that (`apart=False`).
     """
-    if names.is_users_code(env):
+    if apart and names.is_users_code(env):
         from shoal.envs.trial import describe_apart
 
         found = describe_apart(env, options, vectorizer, evaluation_options)

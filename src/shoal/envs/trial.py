@@ -1,4 +1,4 @@
-"""Trying the user's environment in a process of its own: what ends that process is told, and nothing else ends."""
+"""Trying the user's code in a process of its own: what ends that process is told, and nothing else ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import cloudpickle
 
@@ -25,14 +27,16 @@ from shoal.errors import UserError
 PATIENCE = 20.0  # seconds after which it is said that an environment does not come back
 FAREWELL = 2.0  # seconds in which what an environment has started is ended
 _PR_SET_CHILD_SUBREAPER = 36
+LOOK = 0.05  # seconds between two looks at what it has answered
 _CHILD = """
-import pickle, signal, sys
+import importlib, pickle, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-question, answer = (open(int(descriptor), mode) for descriptor, mode in zip(sys.argv[1:], ("rb", "wb")))
+module, function, *descriptors = sys.argv[1:]
+question, answer = (open(int(descriptor), mode) for descriptor, mode in zip(descriptors, ("rb", "wb")))
 sys.path[:] = pickle.load(question)
-from shoal.envs.trial import reply
-reply(question, answer)
+getattr(importlib.import_module(module), function)(question, answer)
 """
+Wait = Callable[["subprocess.Popen[bytes]", int], int | None]  # of a child and of the file that it answers in
 
 
 def describe_apart(
@@ -44,9 +48,9 @@ def describe_apart(
         pickled = cloudpickle.dumps(question)
     except Exception:
         return describe_here(*question)
-    code, answer = _ask(pickle.dumps(sys.path) + pickled, name_of(env))
+    code, answer = ask(reply, pickled, lambda child, _: _patiently(child, name_of(env)))
     if not answer:
-        raise UserError(f"{name_of(env)} {_ending(code)}: run it by itself to see why.")
+        raise UserError(f"{name_of(env)} {ending(code)}: run it by itself to see why.")
     found: EnvSpec | str | None = pickle.loads(answer)
     if found is None:
         return describe_here(*question)
@@ -56,23 +60,42 @@ def describe_apart(
     return replace(found, env=env, evaluation=evaluation)
 
 
-def _ask(question: bytes, name: str) -> tuple[int, bytes]:
-    """How the child ended and what it wrote. Files instead of pipes: nobody who inherits them can keep us waiting.
-    What the environment has started ends with it."""
+def ask(replies: Callable[[BinaryIO, BinaryIO], None], question: bytes, wait: Wait) -> tuple[int | None, bytes]:
+    """How the child ended, in which a function of a module replies, and what it wrote; None: it was not waited for any
+    longer. Files instead of pipes: nobody who inherits them can keep us waiting. What the user's code has started ends
+    with it."""
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered:
-        asked.write(question)
+        asked.write(pickle.dumps(sys.path) + question)
         asked.seek(0)
         files = (asked.fileno(), answered.fileno())
-        command = [sys.executable, "-c", _CHILD, *map(str, files)]
+        command = [sys.executable, "-c", _CHILD, replies.__module__, replies.__name__, *map(str, files)]
         with subprocess.Popen(
             command, pass_fds=files, stdin=subprocess.PIPE, stdout=sys.__stderr__, process_group=0
         ) as child:
             try:
-                code = _patiently(child, name)
+                code = wait(child, answered.fileno())
             finally:
                 _end(child)
         answered.seek(0)
         return code, answered.read()
+
+
+def while_it_answers(
+    child: subprocess.Popen[bytes], answered: int, silence: float, heard: Callable[[], None]
+) -> int | None:
+    """A way to wait: for as long as it writes something every `silence` seconds; `heard` is called where it has."""
+    size, since = 0, time.monotonic()
+    while True:
+        try:
+            code: int | None = child.wait(LOOK)
+        except subprocess.TimeoutExpired:
+            code = None
+        written = os.fstat(answered).st_size
+        if written > size:
+            size, since = written, time.monotonic()
+            heard()
+        if code is not None or time.monotonic() - since > silence:
+            return code
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -99,7 +122,10 @@ def _patiently(child: subprocess.Popen[bytes], name: str) -> int:
         return child.wait()
 
 
-def _ending(code: int) -> str:
+def ending(code: int | None) -> str:
+    """How a process ended in which something was tried, in words."""
+    if code is None:
+        return "did not come back while it was tried"
     if code < 0:
         return f"was ended by {signal.Signals(-code).name} while it was tried"
     return f"ended the process in which it was tried, with exit code {code}"
@@ -110,8 +136,7 @@ def _ending(code: int) -> str:
 
 def reply(question: BinaryIO, answer: BinaryIO) -> None:
     """Answer with the description, with a sentence, or with None where the question cannot be understood here."""
-    _leave_a_reaper()
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    begin()
     found: EnvSpec | str | None
     try:
         asked = pickle.load(question)
@@ -125,10 +150,21 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
         except KeyboardInterrupt as error:  # its own: nobody's Ctrl-C comes here
             found = f"{name_of(asked[0])} could not be used: {what_was_raised(error)}."
     answer.write(cloudpickle.dumps(found))
+    leave(answer)
+
+
+def begin() -> None:
+    """The first thing that a child does: what it starts ends with it, and it ends with its parent."""
+    _leave_a_reaper()
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def leave(answer: BinaryIO) -> NoReturn:
+    """The last thing that a child does, whatever threads the user's code has left."""
     answer.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # whatever threads the environment has left
+    os._exit(0)
 
 
 def _leave_a_reaper() -> None:

@@ -10,8 +10,8 @@ from shoal.envs.choosing import choose
 from shoal.errors import UserError
 
 
-def describe_env(cfg: Any) -> EnvSpec:
-    """With the options of the config; one of a user's may lack some of them."""
+def describe_env(cfg: Any, *, apart: bool = True) -> EnvSpec:
+    """With the options of the config; one of a user's may lack some of them. `apart` is as for `describe`."""
     spec = describe(
         cfg.env,
         getattr(cfg, "env_options", None),
@@ -19,6 +19,7 @@ def describe_env(cfg: Any) -> EnvSpec:
         evaluation_options=getattr(cfg, "eval_env_options", None),
         evaluation_limit=getattr(cfg, "eval_limit", None),
         stack=getattr(cfg, "frame_stack", 0),
+        apart=apart,
     )
     spec = replace(spec, timeout=getattr(cfg, "env_timeout", 0.0))
     vectorizer, why = choose(spec, getattr(cfg, "actors", 1))

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from shoal import __version__, config
 from shoal.checkpoints import Checkpoints, RunLock
 from shoal.envs import EnvSpec
@@ -25,6 +27,7 @@ from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
 from shoal.experiment.sinks import Sinks, named
+from shoal.experiment.tuning import Ran, advise
 from shoal.experiment.watching import stop_reason, take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import Program, node_seed
@@ -54,7 +57,7 @@ class Experiment:
         self.threshold = options.with_threshold(env.reward_threshold) is not options
         self.options = options.with_threshold(env.reward_threshold)
         self.started = started  # on the monotonic clock
-        self.progress = Progress(target=self.options.stop_return)
+        self.progress = Progress(target=self.options.stop_return, stops=self.options.stops())
         self.first_update: float | None = None
         self.notes = 0  # that were told
         self.told_waiting = False
@@ -384,7 +387,22 @@ class Experiment:
             refused_updates=progress.count("refused_updates"),
             first_update_seconds=self._first_update_seconds(),
             bottleneck=progress.bottleneck(),
+            advice=self._advice(),
         )
+
+    def _advice(self) -> str | None:
+        """The one setting that would make such a run faster."""
+        progress, seconds = self.progress, self.progress.train_seconds
+        ran = Ran(
+            progress.mean_times(),
+            self.cfg,
+            self.options.runtime,
+            updates_per_second=progress.count("learner_steps") / seconds if seconds else 0.0,
+            gpu=torch.cuda.is_available(),
+            env_waits=self.env.step_time[1] and self.env.vectorizer == "sync",
+        )
+        found = advise(ran)
+        return None if found is None else str(found)
 
     def _first_update_seconds(self) -> float | None:
         """From the start of the command; elsewhere the metrics live on another machine's clock, or on a virtual one."""

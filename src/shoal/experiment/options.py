@@ -56,14 +56,18 @@ class RunOptions:
             return self
         return dataclasses.replace(self, stop_return=float(threshold))
 
-    def stop_line(self) -> str:
+    def stops(self) -> dict[str, float]:
+        """The stop rules that were given."""
         stops = {
             "return": self.stop_return,
             "steps": self.stop_steps,
             "updates": self.stop_updates,
             "seconds": self.stop_seconds,
         }
-        given = [f"{name} {value:,.12g}" for name, value in stops.items() if value is not None]
+        return {name: value for name, value in stops.items() if value is not None}
+
+    def stop_line(self) -> str:
+        given = [f"{name} {value:,.12g}" for name, value in self.stops().items()]
         return "stops at " + " or ".join(given) if given else "runs until Ctrl-C"
 
 
@@ -98,6 +102,7 @@ class Result:
     first_update_seconds: float | None  # of the learner, from the start of the command
     target: float | None
     bottleneck: str
+    advice: str | None = None  # the one setting to change for more speed; None when none is known to help
 
     @property
     def exit_code(self) -> int:

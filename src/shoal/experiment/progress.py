@@ -39,6 +39,9 @@ class Progress:
     """The state of a run as the driver sees it; `take` brings it up to date."""
 
     target: float | None = None  # the return to be reached
+    stops: Mapping[str, float] = field(
+        default_factory=dict
+    )  # what ends the run: "return", "steps", "updates", "seconds"
     elapsed: float = 0.0  # real seconds since the nodes were started
     train_seconds: float = 0.0  # real seconds since the first actor step
     seconds: float = 0.0  # the same on the nodes' clock, which is virtual on the inline runtime
@@ -98,6 +101,21 @@ class Progress:
 
     def count(self, name: str) -> int:
         return int(self.counts.get(name, 0))
+
+    def towards(self) -> dict[str, tuple[float | None, float, float | None]]:
+        """How far each stop rule is: what there is (of returns the last evaluation's), what is wanted, and seconds that
+        are left at the present rate, where that can be said."""
+        found: dict[str, tuple[float | None, float, float | None]] = {}
+        for name, wanted in self.stops.items():
+            if name == "return":
+                found[name] = (None if self.evaluation is None else self.evaluation["eval_return"], wanted, None)
+            elif name == "seconds":
+                found[name] = (self.train_seconds, wanted, max(0.0, wanted - self.train_seconds))
+            else:
+                counted = {"steps": "env_steps", "updates": "learner_steps"}[name]
+                done, rate = self.counts.get(counted, 0.0), self.rates.get(counted, 0.0)
+                found[name] = (done, wanted, max(0.0, wanted - done) / rate if rate > 0 else None)
+        return found
 
     def lost(self) -> dict[str, int]:
         """What was lost with nodes, as far as there is any."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TextIO
 
+from shoal.experiment.measures import key_measures, measures, packed
 from shoal.experiment.options import Result
 from shoal.experiment.progress import Progress, by_role
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY, LINE_AT_LEAST_EVERY = 2.0, 60.0  # seconds between two plain lines, at first and in a long run
 FRAME_EVERY = 0.25
+BAR_LINES = 2  # in which a node's activities are told, the largest first: a view that is too high is cut off
 NO_NEWS = 5.0  # seconds after which it is said that there are none
 COLOURS = {
     "environment": "green",
@@ -151,8 +153,10 @@ def line(progress: Progress) -> str:
         parts.append(f"return {amount(progress.values['actor_return'])}")
     if progress.evaluation is not None:
         parts.append(f"eval {amount(progress.evaluation['eval_return'])}")
+    parts += key_measures(progress.values)
     if "staleness" in progress.values:
         parts.append(f"staleness {progress.values['staleness']:.1f}")
+    parts += [part for part in _towards(progress) if "%" in part][:1]
     if progress.count("lost_environments"):
         parts.append(f"environments replaced {progress.count('lost_environments'):,.0f}")
     if progress.restarts:
@@ -178,6 +182,19 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
+class Fitted:
+    """Text that is made for the width that there is."""
+
+    def __init__(self, lines: Callable[[int], Sequence[Text | str]]) -> None:
+        self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        for line in self._lines(options.max_width):
+            yield Text(line) if isinstance(line, str) else line
+
+
 def panel(title: str, progress: Progress) -> RenderableType:
     """The live view's content."""
     from rich.panel import Panel
@@ -187,63 +204,105 @@ def panel(title: str, progress: Progress) -> RenderableType:
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(ratio=1)
-    for name, value in _facts(progress):
-        rows.add_row(name, Text(value))
+    for name, items in _facts(progress):
+        rows.add_row(name, Fitted(lambda width, items=items: packed(items(width), width)))
     for name, parts in by_role(progress.times).items():
-        rows.add_row(name, _bar(parts))
+        rows.add_row(name, Fitted(lambda width, parts=parts: _bar(parts, width)))
     rows.add_row("bottleneck", Text(progress.bottleneck()))
     minutes, seconds = divmod(int(progress.elapsed), 60)
     return Panel(rows, title=title, title_align="left", subtitle=f"{minutes}:{seconds:02d}", subtitle_align="right")
 
 
-def _facts(progress: Progress) -> list[tuple[str, str]]:
-    judged = "no evaluation yet"
-    if progress.evaluation is not None:
-        last = amount(progress.evaluation["eval_return"], progress.evaluation["spread"])
-        goal = "" if progress.target is None else f" (goal {progress.target:,.12g})"
-        judged = f"{sparkline(progress.evaluated.points)}  {last}{goal}"
-    acting = sparkline(progress.acted.points)
-    if "actor_return" in progress.values:
-        acting += f"  {amount(progress.values['actor_return'])}"
+Items = Callable[[int], list[str]]  # what a row says, for so many columns
+
+
+def _facts(progress: Progress) -> list[tuple[str, Items]]:
     rates, values = progress.rates, progress.values
-    speed = f"{rates.get('env_steps', 0):,.0f} steps/s · {rates.get('learner_steps', 0):,.0f} updates/s"
-    if progress.quiet >= NO_NEWS:
-        speed += f" · no news for {progress.quiet:.0f} s"
-    weights = f"version {progress.count('learner_steps'):,}"
+    judged, acted = ["no evaluation yet"], ["no episode yet"]
+    if progress.evaluation is not None:
+        judged = [amount(progress.evaluation["eval_return"], progress.evaluation["spread"])]
+        judged += [f"best {amount(progress.best)}"] if progress.best is not None else []
+    if "actor_return" in values:
+        acted = [amount(values["actor_return"])]
+        acted += [f"{values['episode_length']:,.0f} steps each"] if "episode_length" in values else []
+    speed = [f"{rates.get('env_steps', 0):,.0f} steps/s", f"{rates.get('learner_steps', 0):,.0f} updates/s"]
+    speed += [f"no news for {progress.quiet:.0f} s"] if progress.quiet >= NO_NEWS else []
+    weights = [f"version {progress.count('learner_steps'):,}"]
     if "staleness" in values:
-        weights += f" · what is learned from is {values['staleness']:.1f} updates old"
-    troubles = f"{many(progress.restarts, 'restart')} · {many(progress.count('refused_updates'), 'update')} refused"
+        weights.append(f"learned from {values['staleness']:.1f} updates later")
+    refused = progress.count("refused_updates")
+    troubles = [many(progress.restarts, "restart")] if progress.restarts else []
+    troubles += [f"{many(refused, 'update')} refused"] if refused else []
     if replaced := progress.count("lost_environments"):
-        troubles += f" · {many(replaced, 'environment')} replaced"
-    if progress.lost():
-        troubles += f" · {lost(progress.lost())}"
+        troubles.append(f"{many(replaced, 'environment')} replaced")
+    troubles += [lost(progress.lost())] if progress.lost() else []
+    plain = {
+        **({"towards": towards} if (towards := _towards(progress)) else {}),
+        "speed": [*speed, f"{progress.count('env_steps'):,} steps"],
+        **measures(values),
+        "weights": weights,
+        **({"troubles": troubles} if troubles else {}),
+    }
     return [
-        ("evaluated", judged),
-        ("acting", acting or "no episode yet"),
-        ("speed", f"{speed} · {progress.count('env_steps'):,} steps"),
-        ("weights", weights),
-        ("troubles", troubles),
+        ("evaluated", lambda width: _drawn(progress.evaluated.points, judged, width)),
+        ("acting", lambda width: _drawn(progress.acted.points, acted, width)),
+        *((name, lambda width, items=items: items) for name, items in plain.items()),
     ]
 
 
-def _bar(parts: Mapping[str, float], width: int = 24) -> Text:
+def _drawn(points: Sequence[float], told: list[str], width: int) -> list[str]:
+    """A course and what it has come to, the course in what room there is."""
+    room = min(32, max(8, width - len(" · ".join(told)) - 2))
+    course = sparkline(points, room)
+    return [f"{course}  {told[0]}", *told[1:]] if course else told
+
+
+def _towards(progress: Progress) -> list[str]:
+    """How far each stop rule is, in words."""
+    told = []
+    for name, (done, wanted, left) in progress.towards().items():
+        if name == "return":
+            told.append(f"return {'–' if done is None else amount(done)} of {wanted:,.12g}")
+            continue
+        share = f"{min(1.0, (done or 0.0) / wanted):.0%} of {wanted:,.12g} {name}"
+        told.append(share + (f", {_clock(left)} left" if left is not None and progress.counts else ""))
+    return told
+
+
+def _clock(seconds: float) -> str:
+    """A time as people read it: 0:42, 12:05, 3 h 20, 5 days."""
+    if seconds >= 48 * 3600:
+        return f"{seconds / 86400:,.0f} days"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def _bar(parts: Mapping[str, float], width: int) -> list[Text]:
+    """Where a node's time goes: drawn, and in words beside it."""
     from rich.text import Text
 
-    text = Text(no_wrap=True, overflow="ellipsis")
-    drawn, so_far = 0, 0.0
+    long = min(24, max(8, width // 5))
+    drawn, so_far, bar = 0, 0.0, Text()
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     for activity, part in ordered:
         so_far += part
-        until = round(so_far * width)
+        until = round(so_far * long)
         waiting = activity.startswith("waiting")
-        text.append(("░" if waiting else "█") * (until - drawn), COLOURS.get(activity, "white"))
+        bar.append(("░" if waiting else "█") * (until - drawn), COLOURS.get(activity, "white"))
         drawn = until
-    text.append(" " * (width - drawn) + "  ")
-    shown: list[Any] = [(activity, part) for activity, part in ordered if part >= 0.005]
-    for index, (activity, part) in enumerate(shown):
-        text.append(" · " if index else "")
-        text.append(f"{activity} {part:.0%}", "dim" if activity.startswith("waiting") else COLOURS.get(activity, ""))
-    return text
+    bar.append(" " * (long - drawn))
+    shown = {f"{activity} {part:.0%}": activity for activity, part in ordered if part >= 0.005}
+    lines = packed(shown, width - long - 2)[:BAR_LINES] or [""]
+    return [_coloured(line, shown, bar if not index else Text(" " * long)) for index, line in enumerate(lines)]
+
+
+def _coloured(line: str, shown: Mapping[str, str], before: Text) -> Text:
+    before.append("  ")
+    for index, item in enumerate(line.split(" · ")):
+        activity = shown.get(item, "")
+        before.append(" · " if index else "")
+        before.append(item, "dim" if activity.startswith("waiting") else COLOURS.get(activity, ""))
+    return before
 
 
 def summary(result: Result) -> list[str]:
@@ -270,6 +329,8 @@ def summary(result: Result) -> list[str]:
     if result.lost:
         lines.append(f"{lost(result.lost)} with nodes that were started again")
     lines.append(f"bottleneck: {result.bottleneck}")
+    if result.advice is not None:
+        lines.append(f"for more speed: {result.advice}")
     lines.append(f"run directory: {result.run_dir}")
     if result.saved_version is not None:
         lines.append(f"play it again: shoal eval {result.run_dir}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal import envs, tree
 from shoal.config import Episodes, Seed, validate
-from shoal.envs import Environment
+from shoal.envs import Environment, check
 from shoal.errors import UserError
 from shoal.experiment import records
 from shoal.experiment.environments import describe_env
@@ -101,8 +101,8 @@ def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:
     ):
         if _layout(found) != _layout(trained):
             raise UserError(
-                f"{name_of(cfg.env)} has the {what} {_shown(found)}, and the policy of {policy.run} was trained on "
-                f"{_shown(trained)}."
+                f"{name_of(cfg.env)} has the {what} {check.shown(found)}, and the policy of {policy.run} was trained on "
+                f"{check.shown(trained)}."
             )
     return spec
 
@@ -111,14 +111,3 @@ def _layout(space: Any) -> Any:
     """What a network depends on; bounds may differ."""
     leaves = tree.leaf_spaces(space, "space")
     return {name: (type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None)) for name, leaf in leaves.items()}
-
-
-def _shown(space: Any) -> str:
-    leaves = tree.leaf_spaces(space)
-    told = [f"{name} {_leaf(leaf)}".strip() for name, leaf in leaves.items()]
-    return ", ".join(told)
-
-
-def _leaf(space: Any) -> str:
-    """Without bounds, which fill lines."""
-    return f"{space.dtype} {list(space.shape)}" if type(space).__name__ == "Box" else str(space)

@@ -1,0 +1,1 @@
+"""What `shoal doctor` finds out about a user's environment and network before a run, and what it advises."""

@@ -1,0 +1,193 @@
+"""The one setting to change where a run could be faster: from where its nodes' time went and what it was run with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.config import option
+from shoal.experiment.progress import WAITS, by_role
+
+ALL_WAIT = 0.4  # of every node's time: then none of them is the cause
+QUICK = 3e-3  # seconds of an update, below which what it costs to begin one counts
+FEW = 64  # environments of an actor, below which a larger batch costs inference little more
+FREE = 0.6  # of a core that nobody uses, from which on another node has room
+MANY = 512  # items of a batch that is not made larger
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A setting, what it is, what it should be, and why."""
+
+    setting: str  # as typed
+    value: Any
+    now: Any
+    why: str
+
+    def __str__(self) -> str:
+        now = "" if self.now is None else f" (now {self.now})"
+        return f"{self.setting} {self.value}{now}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What there is to judge by."""
+
+    times: Mapping[str, Mapping[str, float]]  # node -> activity -> part of its time
+    cfg: Any
+    runtime: str = "local"
+    updates_per_second: float = 0.0
+    cores: int = 0  # 0: this machine's
+    gpu: bool = False
+    env_waits: bool = False  # a step of the environment mostly waits for something else than this core
+
+    @property
+    def free(self) -> float:
+        """Cores that nobody has used, on average."""
+        working = (1.0 - waiting(parts) for node, parts in self.times.items() if node != "evaluator")
+        return (self.cores or len(os.sched_getaffinity(0))) - sum(working)
+
+    def get(self, field: str) -> Any:
+        return getattr(self.cfg, field, None)
+
+    def times_two(self, field: str, why: str) -> Advice:
+        now = int(self.get(field))
+        return Advice(option(field), 2 * now, now, why)
+
+
+def waiting(parts: Mapping[str, float]) -> float:
+    return sum(part for activity, part in parts.items() if activity.startswith("waiting"))
+
+
+def advise(ran: Ran) -> Advice | None:
+    """None where no setting is known to help: nobody waits, or the machine is used up."""
+    roles = by_role({node: parts for node, parts in ran.times.items() if node != "evaluator"})
+    waits = {role: waiting(parts) for role, parts in roles.items()}
+    if len(roles) < 2 or max(waits.values()) < WAITS:
+        return None
+    if ran.runtime == "inline":
+        return Advice("--runtime", "local", "inline", "inline lets one node work at a time, on one core")
+    if any(role.rstrip("s").endswith("worker") for role in roles):
+        return _workers(ran, roles)
+    busiest = min(waits, key=lambda role: waits[role])
+    if waits[busiest] >= ALL_WAIT and not _synchronous(roles):
+        return _nobody(ran)
+    work = {activity: part for activity, part in roles[busiest].items() if not activity.startswith("waiting")}
+    most = max(work, key=lambda activity: work[activity], default="")
+    if busiest.startswith("learner") or busiest.endswith("learners"):
+        return _publishing(ran) if most == "publishing" else _learning(ran)
+    if most == "weights":
+        return _publishing(ran)
+    return _inference(ran, busiest) if most == "inference" else _environment(ran)
+
+
+def _synchronous(roles: Mapping[str, Mapping[str, float]]) -> bool:
+    """Actors and learners take turns: each waits for the other by design."""
+    return any(parts.get("waiting for weights", 0.0) >= WAITS for parts in roles.values())
+
+
+def _environment(ran: Ran) -> Advice | None:
+    if ran.env_waits and ran.get("vectorizer") == "auto" and (ran.get("envs_per_actor") or 1) > 1:
+        return Advice("--vectorizer", "async", "sync", "a step of the environment mostly waits: let them wait together")
+    if ran.free >= FREE:
+        return _more_actors(ran, "environments are the slow part, and cores are idle")
+    if ran.runtime == "ray":
+        return _more_actors(ran, "environments are the slow part: they can be stepped on more machines")
+    return Advice(
+        "--runtime",
+        "ray",
+        ran.runtime,
+        "environments are the slow part and this machine's cores are used up: add others",
+    )
+
+
+def _inference(ran: Ran, role: str) -> Advice | None:
+    central = role.startswith("inference") or role.endswith("inferences")
+    if ran.gpu and ran.get("acting_device") == "cpu":
+        return Advice("--acting-device", "cuda", "cpu", "the policy's network is the slow part")
+    if central:
+        if (ran.get("inference_servers") or 1) < (ran.get("actors") or 1) and ran.free >= FREE:
+            return ran.times_two("inference_servers", "the inference server is the slow part, and cores are idle")
+        return _smaller_network(ran, "the inference server is the slow part")
+    if (ran.get("envs_per_actor") or FEW) < FEW:
+        return ran.times_two(
+            "envs_per_actor", "the policy's network is the slow part: a larger batch costs it little more"
+        )
+    if ran.free >= FREE:
+        return _more_actors(ran, "the policy's network is the slow part, and cores are idle")
+    return _smaller_network(ran, "the policy's network is the slow part, and all cores are used")
+
+
+def _learning(ran: Ran) -> Advice | None:
+    seconds = 1.0 / ran.updates_per_second if ran.updates_per_second else 0.0
+    if ran.gpu and ran.get("device") == "cpu":
+        return Advice("--device", "cuda", "cpu", "the learner is the slow part")
+    batch = ran.get("batch")
+    if batch and batch < MANY and 0.0 < seconds < QUICK:
+        return ran.times_two(
+            "batch", f"an update takes {seconds * 1e3:.1f} ms, of which much is the same for any batch"
+        )
+    if ran.free >= FREE and ran.get("learner_threads") is not None:
+        cores = max(2, int(ran.get("learner_threads") + ran.free + 0.5))
+        return Advice(
+            "--learner-threads", cores, ran.get("learner_threads"), "the learner is the slow part, and cores are idle"
+        )
+    if ran.get("samples_per_insert"):
+        now = float(ran.get("samples_per_insert"))
+        return Advice(
+            "--samples-per-insert",
+            f"{now / 2:g}",
+            f"{now:g}",
+            "actors wait for the learner: learn less often from each step",
+        )
+    if (ran.get("epochs") or 1) > 1:
+        now = int(ran.get("epochs"))
+        return Advice("--epochs", max(1, now // 2), now, "the learner is the slow part: go over each batch less often")
+    return _smaller_network(ran, "the learner is the slow part, and all cores are used")
+
+
+def _publishing(ran: Ran) -> Advice | None:
+    now = ran.get("publish_every")
+    return None if now is None else Advice("--publish-every", 4 * now, now, "new weights are handed on too often")
+
+
+def _nobody(ran: Ran) -> Advice | None:
+    """All wait for each other: what is between them is too narrow."""
+    if ran.get("inference") == "central":
+        return ran.times_two("actors", "actors and inference server wait for each other: more actors overlap")
+    if ran.get("shards") is not None:
+        actors = ran.get("actors") or 1
+        if ran.get("shards") < actors:
+            return ran.times_two("shards", "actors and learners both wait for the replay service")
+        if ran.get("samples_per_insert"):
+            return ran.times_two("rows", "actors and learners wait for each other at the limiter: send more at once")
+        return ran.times_two("rows", "actors and learners both wait for the replay service: fewer, larger messages")
+    if ran.get("queue") is not None:
+        return ran.times_two("queue", "actors and learner wait for each other at the queue: let more wait in it")
+    return None
+
+
+def _workers(ran: Ran, roles: Mapping[str, Mapping[str, float]]) -> Advice | None:
+    """A3C: workers do everything; when they wait it is for the gradient service."""
+    workers = next(parts for role, parts in roles.items() if role.rstrip("s").endswith("worker"))
+    if waiting(workers) >= WAITS:
+        if (ran.get("actors") or 1) > 1 and ran.get("shards") is not None:
+            return ran.times_two("shards", "workers wait for the gradient service: divide its parameters")
+        return ran.times_two("unroll", "the worker waits for the gradient service: push larger gradients less often")
+    return _more_actors(ran, "workers do all the work, and cores are idle") if ran.free >= FREE else None
+
+
+def _more_actors(ran: Ran, why: str) -> Advice:
+    now = int(ran.get("actors") or 1)
+    return Advice("--actors", now + max(1, round(ran.free)), now, why)
+
+
+def _smaller_network(ran: Ran, why: str) -> Advice | None:
+    for field in ("hidden", "actor_hidden"):
+        widths = ran.get(field)
+        if widths and ran.get("network") is None:
+            half = " ".join(str(max(1, width // 2)) for width in widths)
+            return Advice(option(field), half, " ".join(map(str, widths)), why)
+    return None
