@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "options": ("config", ""),
     "factories": ("errors", ""),
     "flat": ("errors", "torch"),
+    "films": ("errors", "numpy imageio PIL"),
     "batches": ("tree", "numpy torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
@@ -38,7 +39,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "services": ("acting buffers errors flat program replay retry state sync tree versions", "torch numpy"),
     "optim": ("flat services sync", "torch"),
     "loops": (
-        "acting batches envs errors factories nets optim program replay retry services state sync tree versions",
+        "acting batches envs errors factories films nets optim program replay retry services state sync tree versions",
         "torch numpy",
     ),
     "runtime": ("buffers errors program sync", "numpy cloudpickle cryptography"),
@@ -47,12 +48,12 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "torch numpy",
     ),
     "experiment": (
-        "algorithms checkpoints config envs errors factories loops nets program replay runtime services versions",
+        "algorithms checkpoints config envs errors factories films loops nets program replay runtime services versions",
         "numpy torch rich matplotlib pandas wandb",
     ),
     "playing": (
-        "acting config envs errors experiment factories functional loops nets tree",
-        "numpy torch gymnasium imageio onnxruntime PIL",
+        "acting config envs errors experiment factories films functional loops nets tree",
+        "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (
         "acting config envs errors experiment factories loops runtime tree",

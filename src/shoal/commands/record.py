@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +38,6 @@ def run(words: Sequence[str]) -> int:
     typed = parse(words, "shoal record", description, RecordOptions, "RUN")
     options: RecordOptions = typed.make(RecordOptions)
     source = one_run(typed, "shoal record")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame looks for a screen, and says that there is none
     from shoal.experiment.view import amount, many
     from shoal.playing import record
 

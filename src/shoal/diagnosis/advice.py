@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import shlex
@@ -19,7 +18,7 @@ from shoal.envs import EnvSpec
 from shoal.factories import name_of
 
 CHEAP = 2_000.0  # steps per second on one core, from which on using each step once is the faster way
-RARE = 0.02  # of rewards that are not 0
+RARE = 0.005  # of rewards that are not 0
 SMALLEST, LARGEST = 0.02, 5.0  # of what learners should see as rewards
 SLOW = 1_000.0  # steps per second below which more actors are worth their cores
 STOP_STEPS = 1_000_000
@@ -99,12 +98,11 @@ def _support(cfg: Any, measured: Mapping[str, Any]) -> tuple[dict[str, Any], str
     """Of a categorical critic: it can learn no return that is outside."""
     if not hasattr(cfg, "support_low") or getattr(cfg, "critic", "") != "categorical":
         return {}, ""
-    largest = max(abs(measured.get("reward_lowest", 0.0)), abs(measured.get("reward_highest", 0.0))) * cfg.reward_scale
-    bound = largest / max(1.0 - cfg.gamma, 1e-4)
+    bound = float(measured.get("reward_mean", 0.0)) * cfg.reward_scale / max(1.0 - cfg.gamma, 1e-4)
     if bound <= max(abs(cfg.support_low), abs(cfg.support_high)):
         return {}, ""
     return {"critic": "quantile"}, (
-        f"discounted returns could reach ± {bound:.3g}, beyond the support from {cfg.support_low:g} to "
+        f"discounted returns of random play reach ± {bound:.3g}, beyond the support from {cfg.support_low:g} to "
         f"{cfg.support_high:g}: --critic quantile needs none"
     )
 
@@ -139,9 +137,3 @@ def _command(name: str, options: Mapping[str, Any]) -> str:
         else:
             words += [option(field), name_of(value) if callable(value) else f"{value}"]
     return shlex.join(words)
-
-
-def with_options(cfg: Any, options: Mapping[str, Any]) -> Any:
-    """A config with suggested values, as far as it has the fields."""
-    names = {field.name for field in dataclasses.fields(cfg)}
-    return dataclasses.replace(cfg, **{name: value for name, value in options.items() if name in names})

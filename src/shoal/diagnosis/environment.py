@@ -98,7 +98,7 @@ class Environment:
                     Finding(
                         "warning",
                         "spaces",
-                        f"{name!r} is {list(check.shape_of(space))} of {space.dtype}: no convolutions are built for it, "
+                        f"{name!r} is {list(check.shape_of(space))} of {space.dtype}: no convolutions are built for it "
                         "and it takes several times the memory of bytes",
                         "if it is an image, give its space dtype=np.uint8, from 0 to 255",
                     )
@@ -192,7 +192,7 @@ class Environment:
         some = rewards[rewards != 0]
         size = float(np.quantile(np.abs(some), 0.95)) if len(some) else 0.0
         self.measured |= {"reward_lowest": low, "reward_highest": high, "reward_size": size}
-        self.measured["reward_share"] = len(some) / len(rewards)
+        self.measured |= {"reward_share": len(some) / len(rewards), "reward_mean": float(np.abs(rewards).mean())}
         if seen.returns:
             self.measured |= {"return_lowest": min(seen.returns), "return_highest": max(seen.returns)}
         if not len(some):
@@ -328,7 +328,7 @@ class Environment:
             made.close()
         rate = steps * made.count / passed
         self.measured |= {"steps_per_second": round(rate, 1), "waits": computed < 0.5 * passed}
-        how = f"{count} at once in its vector version" if count > 1 else "one by one, resets included"
+        how = f"{count} at once, resets included" if count > 1 else "one by one, resets included"
         idle = "; most of it waits for something else than this core" if computed < 0.5 * passed else ""
         self.tell(Finding("ok", "speed", f"{rate:,.0f} steps/s on one core ({how}){idle}"))
 

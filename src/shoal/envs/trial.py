@@ -81,7 +81,7 @@ def ask(replies: Callable[[BinaryIO, BinaryIO], None], question: bytes, wait: Wa
 
 
 def while_it_answers(
-    child: subprocess.Popen[bytes], answered: int, silence: float, heard: Callable[[], None]
+    child: subprocess.Popen[bytes], answered: int, silence: float, heard: Callable[[], None] = lambda: None
 ) -> int | None:
     """A way to wait: for as long as it writes something every `silence` seconds; `heard` is called where it has."""
     size, since = 0, time.monotonic()

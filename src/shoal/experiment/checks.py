@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal import config
 from shoal.envs import EnvSpec
+from shoal.envs.pictures import check_drawn
 from shoal.errors import UserError
 from shoal.experiment.options import RunOptions
 from shoal.experiment.registry import Algorithm
@@ -27,6 +28,8 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -
     if options.runtime != "ray":  # there nodes may be on larger machines
         _check_memory(cfg, env, options)
     _check_learning(cfg)
+    if options.record_every:
+        check_drawn(env.for_evaluation())
     return algorithm.make_policy(cfg, env, options.seed)
 
 

@@ -35,6 +35,7 @@ from shoal.types import Arrays
 
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
+FILMS = "films"
 
 
 class RunDirectory:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from shoal import __version__, config
 from shoal.checkpoints import Checkpoints, RunLock
 from shoal.envs import EnvSpec
@@ -16,7 +14,7 @@ from shoal.errors import UserError
 from shoal.experiment import exact, plots, records, registry, view
 from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
-from shoal.experiment.directory import CHECKPOINTS, RunDirectory
+from shoal.experiment.directory import CHECKPOINTS, FILMS, RunDirectory
 from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.listeners import Callbacks, Listeners
 from shoal.experiment.options import Result, RunOptions, StoppedBy
@@ -27,8 +25,9 @@ from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
 from shoal.experiment.sinks import Sinks, named
-from shoal.experiment.tuning import Ran, advise
+from shoal.experiment.tuning import advise_after
 from shoal.experiment.watching import stop_reason, take_snapshot, user_error
+from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
 from shoal.program import Program, node_seed
 from shoal.runtime import Run, Supervisor, launch
@@ -110,7 +109,7 @@ class Experiment:
                 interrupted=lambda: interrupts.asked,
             )
             try:
-                program, states, told = self._program()
+                program, states, told = self._program(directory)
                 display.begin([*self._begin_lines(directory), *told])
                 meta = {} if self.resumed is None else self.resumed.meta
                 self.reviving = Reviving(
@@ -157,9 +156,11 @@ class Experiment:
         """Whether it was a mistake of the user's that showed before anything was learned."""
         return user_error(failure) is not None and self.resumed is None and not self.progress.count("learner_steps")
 
-    def _settings(self) -> Settings:
-        options = self.options
+    def _settings(self, directory: RunDirectory) -> Settings:
+        options, folder = self.options, str((directory.path / FILMS).resolve())
+        filmed = FilmPlan(options.record_every, folder, options.record_format) if options.record_every else None
         return Settings(
+            films=filmed,
             target=options.stop_return,
             max_updates=options.stop_updates,
             max_steps=options.stop_steps,
@@ -168,10 +169,10 @@ class Experiment:
             frozen=options.freeze,
         )
 
-    def _program(self) -> tuple[Program, dict[str, Any] | None, list[str]]:
+    def _program(self, directory: RunDirectory) -> tuple[Program, dict[str, Any] | None, list[str]]:
         """The program, the states of all its nodes where it goes on exactly, and what the user should know of how it
         begins."""
-        program: Program = self.algorithm.program(self.cfg, self.env, self._settings())
+        program: Program = self.algorithm.program(self.cfg, self.env, self._settings(directory))
         if self.restored is not None:
             self.restored.start(program)
         if self.resumed is None:
@@ -387,22 +388,8 @@ class Experiment:
             refused_updates=progress.count("refused_updates"),
             first_update_seconds=self._first_update_seconds(),
             bottleneck=progress.bottleneck(),
-            advice=self._advice(),
+            advice=advise_after(progress, self.cfg, self.env, options.runtime),
         )
-
-    def _advice(self) -> str | None:
-        """The one setting that would make such a run faster."""
-        progress, seconds = self.progress, self.progress.train_seconds
-        ran = Ran(
-            progress.mean_times(),
-            self.cfg,
-            self.options.runtime,
-            updates_per_second=progress.count("learner_steps") / seconds if seconds else 0.0,
-            gpu=torch.cuda.is_available(),
-            env_waits=self.env.step_time[1] and self.env.vectorizer == "sync",
-        )
-        found = advise(ran)
-        return None if found is None else str(found)
 
     def _first_update_seconds(self) -> float | None:
         """From the start of the command; elsewhere the metrics live on another machine's clock, or on a virtual one."""

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shoal import config
+from shoal import config, films
 from shoal.config import Amount, Count, Episodes, Positive, Seconds, Seed, Whole
 from shoal.errors import UserError
 from shoal.experiment import sinks
@@ -39,10 +39,18 @@ class RunOptions:
     freeze: str | None = None  # names or patterns of parameters that are not trained, such as torso or "torso.*"
     eval_every: Seconds = 0.5  # seconds from one evaluation to the next
     eval_episodes: Episodes = 10  # per evaluation
+    record_every: Seconds = 0.0  # seconds between two films of the greedy policy, in the run directory; 0: none
+    record_format: Literal["mp4", "gif"] = "mp4"  # of these films
     log: str | None = None  # tensorboard, wandb, or both with a comma: where metrics go beside the run directory
 
     def check(self) -> None:
         config.validate(self)
+        if self.record_every and self.runtime == "ray":
+            raise UserError(
+                "--record-every needs the local or the inline runtime: on Ray the evaluator writes elsewhere."
+            )
+        if self.record_every:
+            films.writer_for(f".{self.record_format}")  # what is missing is said now, and not after an hour
         if self.restore_partial and self.restore is None:
             raise UserError("--restore-partial needs --restore: give the run whose weights are to be loaded.")
         if self.ray_address is not None and self.runtime != "ray":

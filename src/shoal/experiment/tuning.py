@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from shoal.config import option
-from shoal.experiment.progress import WAITS, by_role
+from shoal.envs import EnvSpec
+from shoal.experiment.progress import WAITS, Progress, by_role
 
 ALL_WAIT = 0.4  # of every node's time: then none of them is the cause
 QUICK = 3e-3  # seconds of an update, below which what it costs to begin one counts
@@ -55,6 +58,21 @@ class Ran:
     def times_two(self, field: str, why: str) -> Advice:
         now = int(self.get(field))
         return Advice(option(field), 2 * now, now, why)
+
+
+def advise_after(progress: Progress, cfg: Any, env: EnvSpec, runtime: str) -> str | None:
+    """What is said at the end of a run."""
+    seconds = progress.train_seconds
+    ran = Ran(
+        progress.mean_times(),
+        cfg,
+        runtime,
+        updates_per_second=progress.count("learner_steps") / seconds if seconds else 0.0,
+        gpu=torch.cuda.is_available(),
+        env_waits=env.step_time[1] and env.vectorizer == "sync",
+    )
+    found = advise(ran)
+    return None if found is None else str(found)
 
 
 def waiting(parts: Mapping[str, float]) -> float:

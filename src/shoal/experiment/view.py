@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from shoal.experiment.measures import key_measures, measures, packed
@@ -205,15 +206,19 @@ def panel(title: str, progress: Progress) -> RenderableType:
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(ratio=1)
     for name, items in _facts(progress):
-        rows.add_row(name, Fitted(lambda width, items=items: packed(items(width), width)))
+        rows.add_row(name, Fitted(partial(_packed_items, items)))
     for name, parts in by_role(progress.times).items():
-        rows.add_row(name, Fitted(lambda width, parts=parts: _bar(parts, width)))
+        rows.add_row(name, Fitted(partial(_bar, parts)))
     rows.add_row("bottleneck", Text(progress.bottleneck()))
     minutes, seconds = divmod(int(progress.elapsed), 60)
     return Panel(rows, title=title, title_align="left", subtitle=f"{minutes}:{seconds:02d}", subtitle_align="right")
 
 
 Items = Callable[[int], list[str]]  # what a row says, for so many columns
+
+
+def _packed_items(items: Items, width: int) -> list[str]:
+    return packed(items(width), width)
 
 
 def _facts(progress: Progress) -> list[tuple[str, Items]]:
@@ -229,7 +234,7 @@ def _facts(progress: Progress) -> list[tuple[str, Items]]:
     speed += [f"no news for {progress.quiet:.0f} s"] if progress.quiet >= NO_NEWS else []
     weights = [f"version {progress.count('learner_steps'):,}"]
     if "staleness" in values:
-        weights.append(f"learned from {values['staleness']:.1f} updates later")
+        weights.append(f"data {values['staleness']:.1f} updates old")
     refused = progress.count("refused_updates")
     troubles = [many(progress.restarts, "restart")] if progress.restarts else []
     troubles += [f"{many(refused, 'update')} refused"] if refused else []
@@ -244,10 +249,14 @@ def _facts(progress: Progress) -> list[tuple[str, Items]]:
         **({"troubles": troubles} if troubles else {}),
     }
     return [
-        ("evaluated", lambda width: _drawn(progress.evaluated.points, judged, width)),
-        ("acting", lambda width: _drawn(progress.acted.points, acted, width)),
-        *((name, lambda width, items=items: items) for name, items in plain.items()),
+        ("evaluated", partial(_drawn, progress.evaluated.points, judged)),
+        ("acting", partial(_drawn, progress.acted.points, acted)),
+        *((name, partial(_plain, items)) for name, items in plain.items()),
     ]
+
+
+def _plain(items: list[str], width: int) -> list[str]:
+    return items
 
 
 def _drawn(points: Sequence[float], told: list[str], width: int) -> list[str]:

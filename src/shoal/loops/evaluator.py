@@ -11,6 +11,7 @@ import numpy as np
 from shoal.acting import Policy, Stacker, with_last_reward, zero_where
 from shoal.envs import Envs
 from shoal.envs.state import NoState
+from shoal.loops.filming import Filming, Interrupted
 from shoal.loops.loop import EXACT, Loop
 from shoal.program import current
 from shoal.retry import patiently
@@ -24,10 +25,6 @@ from shoal.versions import NONE, number
 MOST_OF_TIME = 0.2  # that judging may take: long episodes are judged less often
 AT_ONCE = 32  # environments that are played together; more episodes are played in rounds
 CONFIRM = 50  # fresh episodes before a run may say `reached`
-
-
-class Interrupted(Exception):
-    """An evaluation was given up before its episodes were over."""
 
 
 def evaluate(envs: Envs, policy: Policy, episodes: int, give_up: Callable[[], bool] = lambda: False) -> list[float]:
@@ -75,6 +72,7 @@ class Evaluator(Loop):
         every: float = 0.5,  # seconds from one evaluation to the next
         target: float | None = None,
         note: str | None = None,  # what the user should know of how it is judged
+        filming: Callable[[int, Callable[[str], None]], Filming] | None = None,  # of a seed, and of what tells the user
     ) -> None:
         super().__init__()
         seed = current().seed
@@ -91,6 +89,7 @@ class Evaluator(Loop):
         self._next = 0.0
         if note is not None:
             self._reporter.note(note)
+        self._filming = None if filming is None else filming(seed + 2, self._reporter.note)
 
     def step(self) -> bool:
         report = self._reporter
@@ -112,6 +111,9 @@ class Evaluator(Loop):
         self._next = begun + max(self._every, spent / MOST_OF_TIME)
         if self._confirmed is not None:
             return self._end()
+        if self._filming is not None and self._filming.due():
+            self._filming.film(*found, give_up=lambda: self._finishing)
+            report.lap("filming")
         if report.due():
             report.flush()
         return True

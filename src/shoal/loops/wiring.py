@@ -15,6 +15,7 @@ from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import AT_ONCE, Evaluator
+from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import Learner, LearnerLoop
 from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
@@ -41,6 +42,7 @@ class Settings:
     eval_episodes: int = 10
     eval_every: float = 0.5  # seconds from one evaluation to the next
     frozen: str | None = None  # patterns of the parameters that are not trained
+    films: FilmPlan | None = None  # of the greedy policy, while the run goes on
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,8 @@ class Wiring:
         at_once = min(settings.eval_episodes, AT_ONCE)
         build: Any = partial(make_envs, self.env.for_evaluation(), at_once, cfg.vectorizer)
         policy: Any = partial(make_policy, cfg, self.env, greedy=True)
+        films, drawn = settings.films, self.env.for_evaluation()
+        filming: Any = None if films is None else partial(Filming, films, drawn, policy)
         self.program.add(
             "evaluator",
             Evaluator,
@@ -283,6 +287,7 @@ class Wiring:
             every=settings.eval_every,
             target=settings.target,
             note=self.env.evaluation_note,
+            filming=filming,
         )
         self.place("evaluator", cfg.acting_device, share=cfg.actors)
 

@@ -101,8 +101,8 @@ def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:
     ):
         if _layout(found) != _layout(trained):
             raise UserError(
-                f"{name_of(cfg.env)} has the {what} {check.shown(found)}, and the policy of {policy.run} was trained on "
-                f"{check.shown(trained)}."
+                f"{name_of(cfg.env)} has the {what} {check.shown(found)}, and the policy of {policy.run} was trained "
+                f"on {check.shown(trained)}."
             )
     return spec
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.errors import UserError
+from shoal.experiment import view
 from shoal.experiment.options import Result, RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.watching import stop_reason
@@ -119,3 +120,9 @@ def test_the_start_is_not_counted_as_training_unless_it_never_ends() -> None:
 def test_a_run_in_which_nothing_happened_has_failed_unless_it_was_interrupted() -> None:
     assert replace(RESULT, env_steps=0).exit_code == 1
     assert replace(RESULT, env_steps=0, stopped_by="interrupt").exit_code == 130
+
+
+def test_advice_stands_at_the_end_of_a_run_where_there_is_any() -> None:
+    assert not [line for line in view.summary(RESULT) if line.startswith("for more speed")]
+    advised = replace(RESULT, advice="--actors 2 (now 1): cores are idle")
+    assert "for more speed: --actors 2 (now 1): cores are idle" in view.summary(advised)

@@ -101,7 +101,7 @@ def test_a_sparkline_spans_from_the_lowest_to_the_highest() -> None:
 
 
 def test_the_panel_and_the_line_show_returns_rates_times_and_troubles() -> None:
-    progress = Progress(target=475.0)
+    progress = Progress(target=475.0, stops={"return": 475.0})
     evaluation = {"eval_return": 321.5, "spread": 12.0, "reached": False}
     nodes = {
         "actor/0": {"times": {"environment": 0.7, "waiting to insert": 0.3}, "counts": {}, "values": {}},
@@ -114,10 +114,11 @@ def test_the_panel_and_the_line_show_returns_rates_times_and_troubles() -> None:
     drawn = console.export_text()
     for text in (
         "impala on CartPole-v1",
-        "321.5 ± 12.0 (goal 475)",
+        "321.5 ± 12.0",
+        "return 321.5 of 475",
         "2,000 steps/s",
         "10 updates/s",
-        "1.5 updates old",
+        "data 1.5 updates old",
     ):
         assert text in drawn
     for text in ("environment 70%", "waiting to insert 30%", "2 restarts", "learner, mostly learning"):

@@ -1,0 +1,115 @@
+"""Filming a policy: whole greedy episodes, picture by picture; and now and then while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from shoal import films
+from shoal.acting import Policy, Stacker, with_last_reward, zero_where
+from shoal.envs import EnvFault, Envs, EnvSpec
+from shoal.envs.pictures import make_drawn, picture
+from shoal.errors import UserError
+from shoal.program import current
+from shoal.sync import monotonic, sign_of_life
+from shoal.types import Array, Columns
+from shoal.versions import number
+
+UNDER_WAY = ".filming"  # lies in the folder while a film is being made: what ended the process then was perhaps that
+
+
+class Interrupted(Exception):
+    """Playing was given up before the episodes were over."""
+
+
+@dataclass(frozen=True)
+class FilmPlan:
+    """Films that a run's evaluator makes of its greedy policy."""
+
+    every: float  # seconds from one to the next
+    folder: str
+    format: Literal["mp4", "gif"] = "mp4"
+
+
+def pictures(
+    made: Envs, policy: Policy, episodes: int, returns: list[float], give_up: Callable[[], bool] = lambda: False
+) -> Iterator[Array]:
+    """Every picture of so many episodes; their returns are appended as they end. `give_up` is asked before every step:
+    `Interrupted`."""
+    total, observation = 0.0, made.reset()
+    yield picture(made)
+    state, first = policy.initial_state(1), np.ones(1, np.bool_)
+    stacker = Stacker(made.stacks)
+    while len(returns) < episodes:
+        if give_up():
+            raise Interrupted
+        action, state, _ = policy.act(stacker.push(observation, first), state, first)
+        outcome = made.step(action)
+        sign_of_life()
+        state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))
+        observation, first = outcome.observation, ~outcome.valid
+        total += float(outcome.reward[0])
+        yield picture(made)
+        if outcome.terminated[0] or outcome.truncated[0]:
+            returns.append(total)
+            total = 0.0
+
+
+class Filming:
+    """The evaluator's films, named by the updates behind the policy. What goes wrong ends filming, never the run."""
+
+    def __init__(
+        self,
+        plan: FilmPlan,
+        spec: EnvSpec,
+        make_policy: Callable[[int], Policy],
+        seed: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self._plan, self._spec, self._seed, self._note = plan, spec, seed, note
+        self._make_policy, self._policy = make_policy, None
+        self._next, self._working = 0.0, True
+        self._mark = Path(plan.folder) / UNDER_WAY
+        if self._mark.exists() and current().restarts:
+            self._end("its process ended while it made one")
+        self._mark.unlink(missing_ok=True)
+
+    def due(self) -> bool:
+        return self._working and monotonic() >= self._next
+
+    def film(self, version: int, weights: Columns, give_up: Callable[[], bool]) -> None:
+        """One episode with these weights, if there is time."""
+        self._next = monotonic() + self._plan.every
+        try:
+            self._mark.parent.mkdir(parents=True, exist_ok=True)
+            self._mark.touch()
+            self._film(Path(self._plan.folder) / f"{number(version):09d}.{self._plan.format}", weights, give_up)
+        except Interrupted:
+            pass
+        except (UserError, EnvFault) as error:
+            self._end(str(error))
+        except Exception as error:  # of the environment's drawing, the encoder, the disk
+            self._end(f"{type(error).__name__}: {error}")
+        finally:
+            self._mark.unlink(missing_ok=True)
+
+    def _film(self, path: Path, weights: Columns, give_up: Callable[[], bool]) -> None:
+        if self._policy is None:
+            self._policy = self._make_policy(self._seed)
+        self._policy.load(weights)
+        self._seed += 1
+        write = films.writer_for(path.suffix)
+        made = make_drawn(self._spec, self._seed)
+        try:
+            rate = float(made.metadata.get("render_fps") or films.PER_SECOND)
+            films.write_whole(path, lambda whole: write(whole, pictures(made, self._policy, 1, [], give_up), rate))
+        finally:
+            made.close()
+
+    def _end(self, why: str) -> None:
+        self._working = False
+        self._note(f"no more films are made of this run: {why.rstrip('.')}")

@@ -1,0 +1,130 @@
+"""The one setting to change: each part slowed on purpose, in scripted figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from shoal.algorithms import a3c, apex_dqn, impala, ppo
+from shoal.experiment.tuning import Ran, advise
+
+BUSY, IDLE = 0.95, 0.05
+
+
+def actor(environment: float = 0.0, inference: float = 0.0, **waits: float) -> dict[str, float]:
+    return {"environment": environment, "inference": inference} | {
+        name.replace("_", " "): part for name, part in waits.items()
+    }
+
+
+def learner(learning: float, publishing: float = 0.0) -> dict[str, float]:
+    return {"learning": learning, "publishing": publishing, "waiting for data": 1.0 - learning - publishing}
+
+
+@dataclass(frozen=True)
+class Case:
+    times: dict[str, dict[str, float]]
+    setting: str
+    value: Any
+    cfg: Any = impala.Config(envs_per_actor=16, batch=32)
+    cores: int = 8
+    updates: float = 10.0
+    more: tuple[tuple[str, Any], ...] = ()
+
+
+SLOW_ENVIRONMENT = {"actor/0": actor(environment=BUSY, inference=IDLE), "learner": learner(0.1)}
+SLOW_POLICY = {"actor/0": actor(environment=IDLE, inference=BUSY), "learner": learner(0.1)}
+SLOW_LEARNER = {"actor/0": actor(environment=0.1, inference=0.1, waiting_to_insert=0.8), "learner": learner(1.0)}
+SLOW_REPLAY = {"actor/0": actor(environment=0.2, waiting_to_insert=0.8), "learner": learner(0.2)}
+SYNCHRONOUS = {"actor/0": actor(environment=0.7, waiting_for_weights=0.3), "learner": learner(0.3)}
+SERVED = {
+    "actor/0": actor(environment=0.1, waiting_for_inference=0.9),
+    "actor/1": actor(environment=0.1, waiting_for_inference=0.9),
+    "inference/0": {"inference": 0.95, "waiting for requests": 0.05},
+    "learner": learner(0.3),
+}
+WORKERS = {"worker/0": {"environment": 0.5, "learning": 0.5}, "learner": {"waiting for gradients": 1.0}}
+WAITING_WORKERS = {"worker/0": {"learning": 0.4, "waiting": 0.6}, "learner": {"waiting for gradients": 1.0}}
+SMALL, LARGE = impala.Config(envs_per_actor=16), impala.Config(envs_per_actor=256, hidden=(64, 64))
+RATIO = apex_dqn.Config(samples_per_insert=4.0, envs_per_actor=64)
+CENTRAL = impala.Config(inference="central", actors=2)
+
+CASES = {
+    "a slow environment, with idle cores": Case(SLOW_ENVIRONMENT, "--actors", 8),
+    "a slow environment, all cores used": Case(SLOW_ENVIRONMENT, "--runtime", "ray", cores=1),
+    "an environment that waits": Case(SLOW_ENVIRONMENT, "--vectorizer", "async", more=(("env_waits", True),)),
+    "a slow environment, on a cluster": Case(SLOW_ENVIRONMENT, "--actors", 2, cores=1, more=(("runtime", "ray"),)),
+    "a slow policy, few environments": Case(SLOW_POLICY, "--envs-per-actor", 32, SMALL),
+    "a slow policy, many environments, idle cores": Case(SLOW_POLICY, "--actors", 8, LARGE),
+    "a slow policy, all cores used": Case(SLOW_POLICY, "--hidden", "32 32", LARGE, cores=1),
+    "a slow policy, and a GPU": Case(SLOW_POLICY, "--acting-device", "cuda", more=(("gpu", True),)),
+    "a slow learner, with idle cores": Case(SLOW_LEARNER, "--learner-threads", 4, cores=4),
+    "a slow learner, and a GPU": Case(SLOW_LEARNER, "--device", "cuda", more=(("gpu", True),)),
+    "a learner of quick updates": Case(SLOW_LEARNER, "--batch", 64, updates=1000.0),
+    "a slow learner held to a ratio": Case(SLOW_LEARNER, "--samples-per-insert", "2", RATIO, cores=1),
+    "a slow learner of several passes": Case(SLOW_LEARNER, "--epochs", 2, ppo.Config(), cores=1),
+    "a slow learner and nothing else": Case(SLOW_LEARNER, "--hidden", "32 32", LARGE, cores=1),
+    "a learner that publishes": Case(
+        {"actor/0": actor(waiting_to_insert=0.9), "learner": learner(0.2, publishing=0.8)}, "--publish-every", 4
+    ),
+    "actors that load weights": Case(
+        {"actor/0": {"environment": 0.2, "weights": 0.8}, "learner": learner(0.3)}, "--publish-every", 4
+    ),
+    "a slow replay": Case(SLOW_REPLAY, "--shards", 2, apex_dqn.Config(actors=2)),
+    "a slow replay of one actor": Case(SLOW_REPLAY, "--rows", 32, apex_dqn.Config(actors=1)),
+    "a limiter at which both wait": Case(SLOW_REPLAY, "--rows", 32, RATIO),
+    "a queue that is too short": Case(SLOW_REPLAY, "--queue", 256),
+    "too few actors of a synchronous method": Case(SYNCHRONOUS, "--actors", 2, ppo.Config(), cores=2),
+    "a slow inference server, idle cores": Case(SERVED, "--inference-servers", 2, CENTRAL),
+    "a slow inference server, all cores used": Case(SERVED, "--hidden", "32 32", CENTRAL, cores=1),
+    "too few workers": Case(WORKERS, "--actors", 4, a3c.Config(), cores=4),
+    "a slow gradient service": Case(WAITING_WORKERS, "--shards", 2, a3c.Config(actors=2)),
+    "a slow gradient service of one worker": Case(WAITING_WORKERS, "--unroll", 40, a3c.Config()),
+    "one thread for all": Case(SLOW_LEARNER, "--runtime", "local", more=(("runtime", "inline"),)),
+}
+
+
+def ran(case: Case) -> Ran:
+    plain = Ran(case.times, case.cfg, updates_per_second=case.updates, cores=case.cores)
+    return replace(plain, **dict(case.more))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_part_that_is_slowed_is_answered_with_the_setting_that_helps_it(name: str) -> None:
+    found = advise(ran(CASES[name]))
+    assert found is not None
+    assert (found.setting, found.value) == (CASES[name].setting, CASES[name].value)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.setting != "--runtime"])
+def test_what_is_advised_is_a_field_of_the_config_and_says_what_it_is_now(name: str) -> None:
+    case = CASES[name]
+    found = advise(ran(case))
+    assert found is not None
+    field = found.setting.removeprefix("--").replace("-", "_")
+    now = getattr(case.cfg, field)
+    shown = " ".join(map(str, now)) if isinstance(now, tuple) else f"{now:g}" if isinstance(now, float) else str(now)
+    told = "sync" if field == "vectorizer" else shown  # it was auto, and came to that
+    assert str(found).startswith(f"{found.setting} {found.value} (now {told}): ")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"actor/0": actor(environment=0.95, waiting_to_insert=0.05), "learner": learner(0.9)},
+        {"learner": learner(0.1)},
+        {"worker/0": {"learning": 0.9}, "worker/1": {"learning": 0.9}},
+    ],
+    ids=["nobody waits", "one node", "workers that use all cores"],
+)
+def test_where_no_setting_helps_none_is_named(times: dict[str, dict[str, float]]) -> None:
+    assert advise(Ran(times, impala.Config(), cores=2)) is None
+
+
+def test_the_evaluator_is_not_part_of_what_a_run_waits_for() -> None:
+    times = SLOW_ENVIRONMENT | {"evaluator": {"waiting": 0.99, "evaluating": 0.01}}
+    assert str(advise(Ran(times, impala.Config(), cores=8))) == str(
+        advise(Ran(SLOW_ENVIRONMENT, impala.Config(), cores=8))
+    )
