@@ -11,6 +11,7 @@ from shoal.algorithms import a3c, apex_dqn, impala, ppo
 from shoal.experiment.tuning import Ran, advise
 
 BUSY, IDLE = 0.95, 0.05
+PLAIN = impala.Config(envs_per_actor=16, batch=32)
 
 
 def actor(environment: float = 0.0, inference: float = 0.0, **waits: float) -> dict[str, float]:
@@ -28,7 +29,7 @@ class Case:
     times: dict[str, dict[str, float]]
     setting: str
     value: Any
-    cfg: Any = impala.Config(envs_per_actor=16, batch=32)
+    cfg: Any = PLAIN
     cores: int = 8
     updates: float = 10.0
     more: tuple[tuple[str, Any], ...] = ()
@@ -76,12 +77,12 @@ CASES = {
     "a slow replay of one actor": Case(SLOW_REPLAY, "--rows", 32, apex_dqn.Config(actors=1)),
     "a limiter at which both wait": Case(SLOW_REPLAY, "--rows", 32, RATIO),
     "a queue that is too short": Case(SLOW_REPLAY, "--queue", 256),
-    "too few actors of a synchronous method": Case(SYNCHRONOUS, "--actors", 2, ppo.Config(), cores=2),
+    "too few actors of a synchronous method": Case(SYNCHRONOUS, "--actors", 2, ppo.Config(actors=1), cores=2),
     "a slow inference server, idle cores": Case(SERVED, "--inference-servers", 2, CENTRAL),
     "a slow inference server, all cores used": Case(SERVED, "--hidden", "32 32", CENTRAL, cores=1),
-    "too few workers": Case(WORKERS, "--actors", 4, a3c.Config(), cores=4),
+    "too few workers": Case(WORKERS, "--actors", 4, a3c.Config(actors=1), cores=4),
     "a slow gradient service": Case(WAITING_WORKERS, "--shards", 2, a3c.Config(actors=2)),
-    "a slow gradient service of one worker": Case(WAITING_WORKERS, "--unroll", 40, a3c.Config()),
+    "a slow gradient service of one worker": Case(WAITING_WORKERS, "--unroll", 40, a3c.Config(actors=1)),
     "one thread for all": Case(SLOW_LEARNER, "--runtime", "local", more=(("runtime", "inline"),)),
 }
 

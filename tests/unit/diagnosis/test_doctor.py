@@ -1,0 +1,159 @@
+"""What `shoal doctor` finds: every fault by its sentence, and a healthy environment without one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import sick_envs
+
+import shoal
+from shoal import cli
+from shoal.diagnosis import doctor as doctoring
+from shoal.diagnosis import environment, learning
+from shoal.diagnosis.doctor import Asked, examine
+from shoal.diagnosis.findings import Diagnosis, Finding, Suggestion
+from shoal.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "STEPS", 200)
+    monkeypatch.setattr(environment, "SAME_STEPS", 30)
+    monkeypatch.setattr(environment, "MEASURED", 0.05)
+
+
+def examined(env: Any, algorithm: str | None = "impala", **values: Any) -> tuple[list[Finding], Suggestion | None]:
+    """Here and not in a process of its own: the same findings, in less time."""
+    findings: list[Finding] = []
+    asked = Asked(algorithm, {"env": env, **values})
+    return findings, examine(asked, findings.append, lambda text: None, {})
+
+
+def only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment alone."""
+    monkeypatch.setattr(learning, "examine", lambda *_: True)
+
+
+def told(findings: list[Finding], level: str) -> list[tuple[str, str]]:
+    return [(found.about, found.text) for found in findings if found.level == level]
+
+
+def test_nothing_is_found_on_a_healthy_environment_and_its_network_learns() -> None:
+    findings, suggestion = examined(sick_envs.Well, network=sick_envs.network)
+    assert {found.level for found in findings} == {"ok"}
+    abouts = ["spaces", "dtypes", "observations", "episodes", "rewards", "time limit", "seeds", "state", "speed"]
+    assert [found.about for found in findings] == [*abouts, "network", "learning"]
+    assert "59 parameters" in findings[-2].text
+    assert "feed-forward" in findings[-2].text
+    assert suggestion is not None
+    assert suggestion.command.startswith("shoal train impala --env Well --network network")
+
+
+@pytest.mark.parametrize(
+    ("env", "level", "about", "sentence"),
+    [
+        ("Stateless", "warning", "state", "cannot give its state"),
+        ("Forgetful", "fault", "state", "goes on differently: step 1 differs in 'observation'"),
+        ("Unseeded", "warning", "seeds", "differ with the first observation, in 'observation'"),
+        ("Wide", "warning", "dtypes", "comes as float64, and its space says float32"),
+        ("Wide", "warning", "bounds", "and its space goes from -1 to 1"),
+        ("Endless", "warning", "rewards", "all 200 rewards of random actions were 0"),
+        ("Endless", "warning", "time limit", "no episode ended in 200 steps"),
+        ("Frozen", "warning", "observations", "the same in all"),
+        ("Spoiled", "fault", "environment", "is nan at [1]"),
+        ("Nested", "warning", "spaces", "no convolutions are built for it"),
+    ],
+)
+def test_a_sick_environment_is_found_out(
+    env: str, level: str, about: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch)
+    findings, _ = examined(f"sick_envs:{env}", None)
+    found = [finding for finding in findings if finding.level == level and finding.about == about]
+    assert found
+    assert any(sentence in finding.text for finding in found)
+    assert all(finding.remedy for finding in found)
+
+
+def test_a_vector_is_examined_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch)
+    findings, _ = examined("sick_envs:Vector")
+    assert [text for about, text in told(findings, "ok") if about == "episodes"]
+    findings, suggestion = examined("sick_envs:Vector", env_options={"paid": 2.0})
+    assert told(findings, "fault")[0][1].endswith("next episode's first observation and reward 0.")
+    assert "after the end of an episode gave reward 2;" in told(findings, "fault")[0][1]
+    assert suggestion is None
+
+
+@pytest.mark.parametrize(
+    ("network", "level", "sentence"),
+    [
+        ("idle", "warning", "module.spare.weight, module.spare.bias did not change in 4 updates"),
+        ("infinite", "fault", "updates were refused: loss or gradient were not finite"),
+        ("no_value", "fault", "must return (parameters, value), not Tensor"),
+    ],
+)
+def test_a_network_that_does_not_learn_is_found_out(network: str, level: str, sentence: str) -> None:
+    findings, _ = examined("sick_envs:Well", network=f"sick_envs:{network}")
+    assert any(sentence in text for _, text in told(findings, level))
+
+
+@pytest.mark.parametrize("name", ["a3c", "apex_dqn", "appo", "impala", "ppo", "r2d2"])
+def test_every_algorithm_for_such_actions_is_tried(name: str) -> None:
+    findings, suggestion = examined("sick_envs:Well", name)
+    assert not told(findings, "fault")
+    assert ("learning", "ok") in [(found.about, found.level) for found in findings]
+    assert suggestion is not None
+
+
+@pytest.mark.parametrize("name", ["apex_dpg", "d4pg", "ppo", "sac", "td3"])
+def test_every_algorithm_for_continuous_actions_is_tried(name: str) -> None:
+    findings, _ = examined("Pendulum-v1", name)
+    assert not told(findings, "fault")
+    assert ("learning", "ok") in [(found.about, found.level) for found in findings]
+
+
+def test_an_algorithm_for_other_actions_is_a_fault_with_one_that_fits() -> None:
+    findings, _ = examined("CartPole-v1", "sac")
+    fault = next(found for found in findings if found.level == "fault")
+    assert "Box" in fault.text
+    assert fault.remedy == "for this environment: --algorithm impala"
+
+
+@pytest.mark.parametrize(
+    ("env", "about", "sentence"),
+    [
+        ("Exits", "crash", "with exit code 7, when it was asked to make it, reset it and step it with random actions"),
+        ("Hangs", "hang", "nothing came back for 3 s when it was asked to make it"),
+    ],
+)
+def test_what_ends_or_hangs_its_process_is_a_sentence_after_what_was_found(env: str, about: str, sentence: str) -> None:
+    heard: list[Finding] = []
+    found = shoal.doctor(f"sick_envs:{env}", timeout=3.0, on_finding=heard.append)
+    assert [finding.about for finding in found.findings] == ["spaces", about]
+    assert sentence in found.faults[0].text
+    assert heard == found.findings
+
+
+def test_the_command_prints_80_columns_and_its_exit_code_says_whether_there_is_a_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Diagnosis("x", [Finding("warning", "state", "word " * 40, "do " * 40)])
+    said.suggestion = Suggestion("ppo", "none", {}, ("because " * 20,), "shoal train ppo " + "--env some:thing " * 9)
+    monkeypatch.setattr(doctoring, "doctor", lambda env, on_finding, **_: (*map(on_finding, said.findings), said)[-1])
+    assert cli.main(["doctor", "--env", "x"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert printed.splitlines()[-1] == "no faults, 1 warning"
+    assert "--env some:thing \\\n" in printed
+    said.findings.append(Finding("fault", "state", "it is ill"))
+    assert cli.main(["doctor", "--env", "x", "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert (record["faults"], record["warnings"], record["suggestion"]["algorithm"]) == (1, 1, "ppo")
+
+
+def test_from_python_a_wrong_field_is_refused_before_anything_is_tried() -> None:
+    with pytest.raises(UserError, match="has no 'hiden'"):
+        shoal.doctor("CartPole-v1", algorithm="impala", hiden=3)
