@@ -62,7 +62,7 @@ def check_drawn(spec: EnvSpec) -> None:
     patience = trial.PATIENCE
     code, answer = trial.ask(reply, question, lambda child, file: trial.while_it_answers(child, file, patience))
     if not answer:
-        raise UserError(f"{spec.name} {trial.ending(code)} to be drawn: leave out --record-every, or run it by itself.")
+        raise UserError(f"{spec.name} {trial.ending(code)}, when it was to be drawn: leave out --record-every.")
     if (sentence := pickle.loads(answer)) is not None:
         raise UserError(sentence)
 

@@ -31,10 +31,10 @@ def train(
 
     `options` are those of the command line: runtime, ray_address, seed, stop_return, stop_steps, stop_updates,
     stop_seconds, run_dir, max_failures, hang_seconds, checkpoint_every, checkpoint_updates, checkpoint_replay,
-    keep, restore, restore_partial, freeze, eval_every, eval_episodes, log. Fields of `cfg` that were not given are set
-    by the preset for the environment's kind. Callbacks are given a dict, of numbers or with a path, while the run goes
-    on, and end it by returning True (`shoal.experiment.listeners`). Raises `UserError` for what cannot work and
-    `RunFailed` when the run broke; Ctrl-C ends the run in order before it is raised here.
+    keep, restore, restore_partial, freeze, eval_every, eval_episodes, record_every, record_format, log. Fields of `cfg`
+    that were not given are set by the preset for the environment's kind. Callbacks are given a dict, of numbers or with
+    a path, while the run goes on, and end it by returning True (`shoal.experiment.listeners`). Raises `UserError` for
+    what cannot work and `RunFailed` when the run broke; Ctrl-C ends the run in order before it is raised here.
     """
     started = time.monotonic()
     if isinstance(cfg, os.PathLike) or (isinstance(cfg, str) and cfg.endswith(".toml")):

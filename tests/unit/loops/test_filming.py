@@ -158,7 +158,10 @@ def test_a_process_that_ended_while_it_filmed_does_not_try_again(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("env", "sentence"),
-    [(Hidden, "Hidden gives no pictures"), (EndsWhenDrawn, "with exit code 4 to be drawn: leave out --record-every")],
+    [
+        (Hidden, "Hidden gives no pictures"),
+        (EndsWhenDrawn, "with exit code 4, when it was to be drawn: leave out --record-every"),
+    ],
 )
 def test_what_cannot_be_drawn_is_refused_at_the_start(env: Any, sentence: str) -> None:
     spec = envs.describing.describe_here(env, None, "auto", None)
