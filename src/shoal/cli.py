@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import shoal
 from shoal import commands
 from shoal.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
-from shoal.commands.common import ERROR, INTERRUPTED, OK, USAGE, print_help, print_json, warn
+from shoal.commands.common import ERROR, INTERRUPTED, OK, USAGE, print_json
 from shoal.config import did_you_mean
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, peek, read
-from shoal.experiment.command_options import Output, PlotOptions
+from shoal.experiment.command_options import Output
 from shoal.experiment.config_files import OWNERS, take_config
 from shoal.experiment.options import RunOptions
 
@@ -45,7 +45,7 @@ usage: shoal COMMAND …
   shoal runs                             runs and their state; shoal status RUN: one of them, while it goes on
   shoal compare RUN...                   returns over seeds, with intervals; shoal diff A B: what two differ in
   shoal verify ALGORITHM --env ENV       prove that a killed run resumes to the last bit
-  shoal plot RUN...                      draw runs, with mean and spread over seeds
+  shoal plot RUN...                      draw runs, with intervals over seeds
   shoal algorithms                       what can be trained with
   shoal completion                       a script that completes these words in bash and zsh
   shoal bench limits ALGORITHM           what this machine allows: each part alone, and the ceiling they imply
@@ -106,7 +106,6 @@ def _dispatch(words: Sequence[str], started: float) -> int:
     own: dict[str, Callable[[Sequence[str], float], int]] = {
         "train": _train,
         "resume": _resume,
-        "plot": _plot,
         "algorithms": _algorithms,
         "completion": _completion,
     }
@@ -211,22 +210,6 @@ def _run(experiment: Experiment, as_json: bool) -> int:
 # ---- the other commands ----------------------------------------------------------------------------------------------
 
 
-def _plot(words: Sequence[str], started: float) -> int:
-    typed = read(words, [PlotOptions], "shoal plot", positional=True)
-    if typed.help:
-        description = "Draw runs: a panel for each task, a curve for each setting, mean and spread over its seeds."
-        print_help("shoal plot", description, PlotOptions(), words="RUN...")
-    if not typed.words:
-        raise UserError("shoal plot needs run directories: shoal plot runs/A runs/B [--output curve.png]")
-    from shoal.experiment.plots import draw
-
-    output = typed.make(PlotOptions).output
-    for label in draw([Path(run) for run in typed.words], Path(output), warn):
-        print(label)
-    print(f"→ {output}")
-    return OK
-
-
 def _algorithms(words: Sequence[str], started: float) -> int:
     if words and words[0] not in HELP:
         raise UserError(f"shoal algorithms takes no arguments, not {' '.join(words)}.")
@@ -246,7 +229,7 @@ def _completion(words: Sequence[str], started: float) -> int:
     from shoal.experiment import registry
     from shoal.experiment.usage import completion_script
 
-    others: dict[str, list[type[Any]]] = {"plot": [PlotOptions], **commands.options()}
+    others: dict[str, list[type[Any]]] = commands.options()
     others |= {name: [] for name in ("train", "resume", "algorithms", "completion")}
     algorithms = {name: [RunOptions, Output, registry.load(name).Config] for name in registry.names()}
     print(completion_script(others, algorithms))

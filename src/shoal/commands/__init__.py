@@ -17,6 +17,7 @@ NAMES = (
     "doctor",
     "eval",
     "export",
+    "plot",
     "record",
     "runs",
     "status",

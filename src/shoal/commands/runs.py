@@ -32,13 +32,13 @@ def run(words: Sequence[str]) -> int:
     options: RunsOptions = typed.make(RunsOptions)
     if not typed.words and not Path("runs").is_dir():
         raise UserError("There is no folder runs here: give the folder that holds your runs.")
-    from shoal.experiment.run_lists import age, chosen, find_runs
+    from shoal.experiment.grouping import chosen
+    from shoal.experiment.run_lists import age, find_runs
     from shoal.experiment.tables import aligned
 
     found, strange = find_runs([Path(word) for word in typed.words] or [Path("runs")])
     for sentence in strange:
         warn(f"left out: {sentence}")
-    conditions = options.where.split(",") if options.where is not None else []
     keys: dict[str, Any] = {
         "began": lambda one: -one.began,
         "return": lambda one: (one.eval_return is None, -(one.eval_return or 0.0)),
@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
         "seconds": lambda one: -one.seconds,
         "name": lambda one: str(one.path),
     }
-    runs = sorted(chosen(found, conditions), key=keys[options.sort])
+    runs = sorted(chosen(found, options.where), key=keys[options.sort])
     if options.json:
         names = ("algorithm", "env", "seed", "state", "resumable", "stopped_by", "eval_return", "env_steps", "seconds")
         print_json([{"run": str(one.path), **{name: getattr(one, name) for name in names}} for one in runs])

@@ -17,14 +17,6 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotOptions:
-    """What is drawn."""
-
-    output: str = "curve.png"
-    """The picture; its ending says the format: png, pdf, svg, …"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """The measurement; the algorithm runs with the config that `shoal train` would use, without the evaluator."""
 

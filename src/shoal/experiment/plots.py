@@ -1,9 +1,9 @@
-"""Curves: a panel for each task, a curve for each setting, with the spread over its seeds or a run's episodes."""
+"""Curves: a panel for each task, a curve for each setting, with an interval over its seeds or the spread of a run's
+episodes."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,34 +14,54 @@ import numpy.typing as npt
 
 from shoal.errors import UserError
 from shoal.experiment import directory, registry
+from shoal.experiment.grouping import Group, chosen, grouped, is_number, put_together, words
+from shoal.experiment.pictures import GREY, new_figure, plain, save, short_number, styles, title_of
+from shoal.experiment.run_lists import state_of
+from shoal.experiment.statistics import interval_of_curves, middle_of_curves
 
 Array = npt.NDArray[np.float64]
-Rows = Sequence[Mapping[str, float]]
+Rows = Sequence[Mapping[str, Any]]
 GRID = 200  # points of the common grid
 AXES = (("env_steps", "environment steps"), ("seconds", "seconds of training"))
 COLUMNS = ("eval_return", "spread", *(column for column, _ in AXES))
-SHOWN = 4  # settings in a label
-NAMED_APART = ("env", "preset")  # fields that the panel names, or that only say where others come from
+WIDTH, HEIGHT, LINE = 10.0, 3.9, 0.24  # inches: of the picture, of a panel, of a line of its legend
+SEVERAL = "interquartile mean over runs, its 95 % bootstrap interval, and the runs"
+ONE = "one run: mean and standard deviation of its episodes"
 
 
 @dataclass(frozen=True)
 class Run:
     """What is drawn of one run."""
 
-    task: str
+    path: Path
+    env: str
     algorithm: str
-    settings: Mapping[str, Any]
-    target: float | None
-    virtual: bool  # so are its seconds, which have nothing to do with those of a clock
+    seed: int
+    config: Mapping[str, Any]
+    options: Mapping[str, Any]
     rows: Rows
 
+    @property
+    def target(self) -> float | None:
+        value = self.options.get("stop_return")
+        return float(value) if is_number(value) else None
 
-@dataclass
-class Curve:
-    """Runs that differ in their seeds alone."""
+    @property
+    def virtual(self) -> bool:
+        """So are its seconds, which have nothing to do with those of a clock."""
+        return self.options.get("runtime") == "inline"
 
-    label: str
-    runs: list[Run]
+    @property
+    def state(self) -> str:
+        return state_of(self.path).state
+
+    @property
+    def stopped_by(self) -> str | None:
+        return state_of(self.path).stopped_by
+
+    @property
+    def resumable(self) -> bool:
+        return state_of(self.path).resumable
 
 
 def write_curve(path: Path) -> None:
@@ -54,32 +74,34 @@ def write_curve(path: Path) -> None:
         pass  # a picture less is no reason to call a run failed
 
 
-def draw(paths: Sequence[Path], output: Path, warn: Callable[[str], None] = lambda text: None) -> list[str]:
+def draw(
+    paths: Sequence[Path],
+    output: Path,
+    warn: Callable[[str], None] = lambda text: None,
+    by: str | None = None,
+    where: str | None = None,
+) -> list[str]:
     """Draw runs, and those in folders of runs; returns what was drawn, a line for each curve. What is no run among
     several is left out, and `warn` is told."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("Plots need matplotlib: install it with `pip install 'shoal[plot]'`.")
-    from matplotlib.figure import Figure  # no pyplot: it looks for a display and keeps state
+    runs = chosen(read_runs(paths, warn), where)
+    if not runs:
+        raise UserError(f"There is nothing to plot: no run among these has --where {where}.")
+    panels = grouped(runs, words(by))
+    for name in put_together(group for groups in panels.values() for group in groups):
+        warn(f"runs of one curve differ in {name}: --by {','.join([*words(by), name])} tells them apart")
+    lines = sum(len(groups) + 1 for groups in panels.values())  # of legends
+    figure = new_figure(WIDTH, HEIGHT * len(panels) + LINE * lines, output)
+    shares = [HEIGHT + LINE * (len(groups) + 1) for groups in panels.values()]
+    parts: Any = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=shares)
+    chosen_styles = styles(group for groups in panels.values() for group in groups)
+    for (part,), (task, groups) in zip(parts, panels.items()):
+        _draw_panel(part, task, groups, chosen_styles)
+    save(figure, output)
+    return [f"{group.label} on {task}: {_runs(group)}" for task, groups in panels.items() for group in groups]
 
-    panels = panels_of(read_runs(paths, warn))
-    lines = sum(len(curves) for curves in panels.values())  # of legends
-    figure = Figure(figsize=(10, 4 * len(panels) + 0.25 * lines), layout="constrained")
-    _check_format(output, figure.canvas.get_supported_filetypes())
-    parts: Any = figure.subfigures(len(panels), 1, squeeze=False)
-    for (part,), (task, curves) in zip(parts, panels.items()):
-        _draw_panel(part, task, curves)
-    try:
-        figure.savefig(output, dpi=120)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written ({error.strerror}): give another --output.") from None
-    return [f"{curve.label} on {task}" for task, curves in panels.items() for curve in curves]
 
-
-def _check_format(output: Path, known: Mapping[str, str]) -> None:
-    ending = output.suffix.removeprefix(".").lower()
-    if ending not in known:
-        given = f"there is no picture format {ending!r}" if ending else "its ending says the format, and there is none"
-        raise UserError(f"--output {output}: {given}: give one of {', '.join(sorted(known))}.")
+def _runs(group: Group[Run]) -> str:
+    return f"{len(group.runs)} runs" if len(group.runs) > 1 else "1 run"
 
 
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
@@ -109,96 +131,96 @@ def read_runs(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Run]:
 
 def _read_run(path: Path) -> Run:
     record = directory.read_config(path)
-    rows = directory.read_rows(path, "evaluation")
-    usable = [row for row in rows if all(isinstance(row.get(column), int | float) for column in COLUMNS)]
-    if rows and not usable:
-        raise UserError(f"{path / directory.METRICS} is damaged: no evaluation in it has {', '.join(COLUMNS)}.")
     options = record.get("options")
-    options = options if isinstance(options, dict) else {}
-    target, runtime = options.get("stop_return"), options.get("runtime", "local")
-    settings = {name: value for name, value in record["config"].items() if name not in NAMED_APART}
     return Run(
-        task=record["env"],
+        path=path,
+        env=record["env"],
         algorithm=registry.short_name(record["algorithm"]),
-        settings={**settings, "runtime": runtime},
-        virtual=runtime == "inline",
-        target=target if isinstance(target, int | float) else None,
-        rows=usable,
+        seed=int(record.get("seed") or 0),
+        config=record["config"],
+        options={"runtime": "local", **(options if isinstance(options, dict) else {})},
+        rows=read_evaluations(path),
     )
 
 
-def panels_of(runs: Sequence[Run]) -> dict[str, list[Curve]]:
-    """Curves by task. Runs of one algorithm and the same settings are one curve; where settings differ, labels say in
-    what."""
-    panels: dict[str, list[Curve]] = {}
-    for task, algorithm in dict.fromkeys((run.task, run.algorithm) for run in runs):
-        alike = [run for run in runs if (run.task, run.algorithm) == (task, algorithm)]
-        names = dict.fromkeys(name for run in alike for name in run.settings)
-        differing = [name for name in names if len({_text(run.settings.get(name)) for run in alike}) > 1]
-        curves: dict[tuple[str, ...], Curve] = {}
-        for run in alike:
-            said = tuple(f"{name} {_text(run.settings.get(name))}" for name in differing)
-            more = [f"and {len(said) - SHOWN} more"] if len(said) > SHOWN else []
-            label = f"{algorithm}: {', '.join([*said[:SHOWN], *more])}" if said else algorithm
-            curves.setdefault(said, Curve(label, [])).runs.append(run)
-        panels.setdefault(task, []).extend(curves.values())
-    return panels
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_text, value))
-    return value if isinstance(value, str) else json.dumps(value)
+def read_evaluations(path: Path) -> Rows:
+    """Rows that have every number that is drawn."""
+    rows = directory.read_rows(path, "evaluation")
+    usable = [row for row in rows if all(is_number(row.get(column)) for column in COLUMNS)]
+    if rows and not usable:
+        raise UserError(f"{path / directory.METRICS} is damaged: no evaluation in it has {', '.join(COLUMNS)}.")
+    return usable
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def _draw_panel(figure: Any, task: str, curves: Sequence[Curve]) -> None:
+def _draw_panel(
+    figure: Any, task: str, groups: Sequence[Group[Run]], chosen_styles: Mapping[str, Mapping[str, Any]]
+) -> None:
+    title, labels = title_of(task, [group.label for group in groups])
     for axes, (column, name) in zip(figure.subplots(1, 2, sharey=True), AXES):
-        drawn_here, name = on_axis(curves, column, name)
-        for curve in drawn_here:
-            runs = [run.rows for run in curve.runs]
-            x, mean, low, high = over_seeds(runs, column)
-            seeds = f" (mean and spread of {len(runs)} runs)" if len(runs) > 1 else ""
-            (drawn,) = axes.plot(x, mean, label=curve.label + seeds, marker="." if len(x) < 40 else None)
-            axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
-            for rows in runs if len(runs) > 1 else []:
-                own, value = _column(rows, column), _column(rows, "eval_return")
-                axes.plot(own, value, color=drawn.get_color(), alpha=0.25, linewidth=0.8)
-                axes.plot(own[-1:], value[-1:], ".", color=drawn.get_color(), alpha=0.6)
-        for target in {run.target for curve in curves for run in curve.runs if run.target is not None}:
-            axes.axhline(target, color="grey", linestyle=":", linewidth=1)
+        drawn_here, name = on_axis(groups, column, name)
+        for group, label in zip(groups, labels):
+            if group in drawn_here:
+                _draw_curve(axes, group, f"{label} ({_runs(group)})", chosen_styles[group.label], column)
+        _draw_targets(axes, groups, named=column == AXES[-1][0])
         axes.set_xlabel(name)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     figure.axes[0].set_ylabel("evaluated return")
-    figure.suptitle(task, fontsize="medium", x=0.01, ha="left")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", frameon=False)
+    figure.suptitle(title, fontsize="large", x=0.01, ha="left")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    kinds = [text for text, wanted in ((SEVERAL, True), (ONE, False)) if _any(groups, several=wanted)]
+    columns = 2 if len(labels) > 5 and max(map(len, labels)) < 50 else 1
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        frameon=False,
+        ncols=columns,
+        title="; ".join(kinds),
+        title_fontsize="small",
+        alignment="left",
+    )
 
 
-def on_axis(curves: Sequence[Curve], column: str, name: str) -> tuple[Sequence[Curve], str]:
+def _any(groups: Sequence[Group[Run]], several: bool) -> bool:
+    return any((len(group.runs) > 1) is several for group in groups)
+
+
+def _draw_curve(axes: Any, group: Group[Run], label: str, style: Mapping[str, Any], column: str) -> None:
+    runs = [run.rows for run in group.runs]
+    x, middle, low, high = over_seeds(runs, column)
+    axes.plot(x, middle, label=label, marker="." if len(x) < 40 else None, zorder=3, **style)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+    for rows in runs if len(runs) > 1 else []:
+        own, value = _column(rows, column), _column(rows, "eval_return")
+        axes.plot(own, value, color=style["color"], alpha=0.22, linewidth=0.8)
+        axes.plot(own[-1:], value[-1:], ".", color=style["color"], alpha=0.6)
+
+
+def _draw_targets(axes: Any, groups: Sequence[Group[Run]], named: bool) -> None:
+    for target in sorted({run.target for group in groups for run in group.runs if run.target is not None}):
+        axes.axhline(target, color=GREY, linestyle=":", linewidth=1)
+        if named:  # beside the axes: inside, curves that reach it would run through the words
+            place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False, "ha": "left", "va": "center"}
+            axes.annotate(f" target\n {target:,.6g}", (1.0, target), fontsize="x-small", color=GREY, **place)
+
+
+def on_axis(groups: Sequence[Group[Run]], column: str, name: str) -> tuple[Sequence[Group[Run]], str]:
     """The curves that have a place on an axis, and its name: virtual seconds do not stand beside real ones."""
-    real = [curve for curve in curves if not any(run.virtual for run in curve.runs)]
-    if column != "seconds" or len(real) == len(curves):
-        return curves, name
-    return (real, name) if real else (curves, f"virtual {name}")
-
-
-def short_number(value: float) -> str:
-    """0.5, 20, 1.5k, 3M: thousands and millions are shortened, nothing else."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+    real = [group for group in groups if not any(run.virtual for run in group.runs)]
+    if column != "seconds" or len(real) == len(groups):
+        return groups, name
+    return (real, name) if real else (groups, f"virtual {name}")
 
 
 def over_seeds(runs: Sequence[Rows], column: str) -> tuple[Array, Array, Array, Array]:
-    """x, mean, and the band of one standard deviation around it, as far as there are values in it. One run: over the
-    episodes of each evaluation. Several: over runs, interpolated on a common grid, on which a run that ended, at its
-    goal say, keeps its last value."""
+    """x, the middle, and the band around it. One run: mean and standard deviation over the episodes of each evaluation,
+    as far as there are values. Several: the interquartile mean over runs and its 95 % interval, on a common grid, on
+    which a run that ended, at its goal say, keeps its last value."""
     if len(runs) == 1:
         rows = runs[0]
         mean, spread = _column(rows, "eval_return"), _column(rows, "spread")
@@ -209,8 +231,7 @@ def over_seeds(runs: Sequence[Rows], column: str) -> tuple[Array, Array, Array, 
     end = max(row[-1][column] for row in runs)
     grid = np.linspace(begin, max(begin, end), GRID)
     curves = np.stack([np.interp(grid, _column(rows, column), _column(rows, "eval_return")) for rows in runs])
-    mean, spread = curves.mean(axis=0), curves.std(axis=0)
-    return grid, mean, np.maximum(mean - spread, curves.min(axis=0)), np.minimum(mean + spread, curves.max(axis=0))
+    return grid, middle_of_curves(curves), *interval_of_curves(curves)
 
 
 def _column(rows: Rows, name: str) -> Array:

@@ -1,4 +1,4 @@
-"""Runs seen from outside: their state, what differs between two, and statistics over seeds."""
+"""Runs seen from outside: their state, and what differs between two."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from shoal.checkpoints.lock import LOCK
 from shoal.errors import UserError
@@ -22,8 +20,6 @@ from shoal.experiment.tables import latest
 
 State = Literal["running", "finished", "interrupted", "failed", "crashed"]
 ENDED = {"interrupt": "interrupted", "failure": "failed"}
-DRAWS = 2000  # of the bootstrap
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -117,29 +113,6 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunState], list[str]]:
     return list(found.values()), strange
 
 
-def chosen(runs: Iterable[RunState], conditions: Sequence[str]) -> list[RunState]:
-    """Those that meet every `name=value`; names are state, algorithm, env, seed and fields of configs and options."""
-    pairs = []
-    for condition in conditions:
-        name, equals, value = condition.partition("=")
-        if not equals:
-            raise UserError(f"--where {condition} is no condition: give name=value, such as state=running.")
-        pairs.append((name.strip().replace("-", "_"), value.strip()))
-    return [run for run in runs if all(_text(field_of(run, name)) == value for name, value in pairs)]
-
-
-def field_of(run: RunState, name: str) -> Any:
-    if name in ("state", "algorithm", "env", "seed", "stopped_by"):
-        return getattr(run, name)
-    return run.config.get(name, run.options.get(name))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return " ".join(map(_text, value))
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 # ---- two runs --------------------------------------------------------------------------------------------------------
 
 
@@ -168,50 +141,6 @@ def _result(state: RunState) -> dict[str, Any]:
     names = ("stopped_by", "reached", "seconds_to_target", "learner_steps", "env_steps_per_second")
     found = {"eval_return": state.eval_return, "env_steps": state.env_steps, "seconds": round(state.seconds, 1)}
     return found | {name: state.summary.get(name) for name in names}
-
-
-# ---- several seeds ---------------------------------------------------------------------------------------------------
-
-
-def interquartile_mean(values: Any) -> float:
-    """The mean without the lowest and the highest quarter (Agarwal 2021); of fewer than four values, of all."""
-    ordered = np.sort(np.asarray(values, float))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
-
-
-def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of the interquartile mean, by drawing runs again with replacement."""
-    source = np.random.default_rng(seed)
-    numbers = np.asarray(values, float)
-    means = (
-        [interquartile_mean(source.choice(numbers, len(numbers))) for _ in range(DRAWS)]
-        if len(numbers) > 1
-        else numbers
-    )
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def grouped(runs: Sequence[RunState], by: Sequence[str]) -> dict[tuple[str, ...], list[RunState]]:
-    """Runs by task, algorithm and the fields that are named, or, where none is, those in which they differ."""
-    names = list(by) or differing(runs)
-    groups: dict[tuple[str, ...], list[RunState]] = {}
-    for run in runs:
-        label = tuple(f"{name}={_text(field_of(run, name))}" for name in names)
-        groups.setdefault((run.env, run.algorithm, *label), []).append(run)
-    return groups
-
-
-def differing(runs: Sequence[RunState]) -> list[str]:
-    """Fields of configs that are not the same in all runs of an algorithm on a task."""
-    found: dict[str, None] = {}
-    for kind in {(run.env, run.algorithm) for run in runs}:
-        alike = [run.config for run in runs if (run.env, run.algorithm) == kind]
-        for name in dict.fromkeys(name for config in alike for name in config):
-            if len({_text(config.get(name)) for config in alike}) > 1:
-                found[name] = None
-    return list(found)
 
 
 def age(began: float) -> str:
