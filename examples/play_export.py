@@ -8,18 +8,14 @@ import gymnasium
 import numpy as np
 import onnxruntime
 
-folder = pathlib.Path(sys.argv[1])
-session = onnxruntime.InferenceSession(folder / json.loads((folder / "contract.json").read_text())["file"])
-inputs = {each.name: (each.type, each.shape) for each in session.get_inputs()}
-kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
-env = gymnasium.make(sys.argv[2] if len(sys.argv) > 2 else "CartPole-v1")
-observation, _ = env.reset(seed=1)
-memory = {name: np.zeros([1, *shape[1:]], kinds[kind]) for name, (kind, shape) in inputs.items() if "memory" in name}
-total, ended = 0.0, False
+folder, env = pathlib.Path(sys.argv[1]), gymnasium.make(sys.argv[2] if len(sys.argv) > 2 else "CartPole-v1")
+contract = json.loads((folder / "contract.json").read_text())
+session, names = onnxruntime.InferenceSession(folder / contract["file"]), [out["name"] for out in contract["outputs"]]
+inputs = {each["name"]: each for each in contract["inputs"] if each["name"].startswith("memory/")}
+memory = {name: np.zeros([1, *each["shape"][1:]], each["dtype"]) for name, each in inputs.items()}
+(observation, _), total, ended = env.reset(seed=1), 0.0, False
 while not ended:
-    out = dict(
-        zip([o.name for o in session.get_outputs()], session.run(None, {"observation": observation[None], **memory}))
-    )
+    out = dict(zip(names, session.run(names, {"observation": observation[None], **memory})))
     observation, reward, terminated, truncated, _ = env.step(out["out/action"][0])
     memory = {name: out.get(f"out/{name}", np.float32([reward])) for name in memory}
     total, ended = total + float(reward), terminated or truncated

@@ -21,6 +21,19 @@ class NoEnvironment:
     """Can be called, and gives nothing that could be stepped."""
 
 
+class ShowsNothing(gymnasium.Env[Any, Any]):
+    """Its observations have the shape (0,)."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (0,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(0, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(0, np.float32), 0.0, False, False, {}
+
+
 def train(algorithm: Any = impala, /, **values: Any) -> Callable[[], Any]:
     options = values.pop("options", {})
     return lambda: shoal.train(algorithm.Config(**values), quiet=True, **options)
@@ -79,6 +92,15 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "actions that do not fit": (
         train(sac, env="CartPole-v1"),
         "The action space must be a Box of floats, not Discrete(2)",
+    ),
+    "evaluate a number": (lambda: shoal.evaluate(5), "shoal.evaluate() was given 5: give a run's folder"),  # type: ignore[arg-type]
+    "load nothing": (lambda: shoal.load(None), "shoal.load() was given None: give a run's folder"),  # type: ignore[arg-type]
+    "load bytes": (lambda: shoal.load(b"runs/x"), "shoal.load() was given b'runs/x'"),  # type: ignore[arg-type]
+    "resume a number": (lambda: shoal.resume(5), "shoal.resume() was given 5: give a run's folder"),  # type: ignore[arg-type]
+    "export a number": (lambda: shoal.export(5), "shoal.export() was given 5: give a run's folder"),  # type: ignore[arg-type]
+    "env that shows nothing": (
+        train(env=ShowsNothing),
+        "ShowsNothing: its 'observation', Box([], [], (0,), float32), holds no number: there is nothing to see.",
     ),
     "evaluate no episodes": (lambda: shoal.evaluate("run", episodes=0), "--episodes 0 is out of range"),
     "evaluate many episodes": (lambda: shoal.evaluate("run", episodes=10**12), "give a number from 1 to 1000000"),

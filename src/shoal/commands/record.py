@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from shoal.commands.common import OK, one_run, parse, print_json
-from shoal.config import Count, Positive, Whole
+from shoal.config import Between, Positive, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class RecordOptions:
 
     output: str | None = None
     """NAME.mp4 or NAME.gif; default: policy.mp4 in the run directory."""
-    episodes: Count = 1
+    episodes: Annotated[int, Between(1, 1000)] = 1
     """Whole ones, played greedily, one after another."""
     seed: Whole | None = None
     """Of the environment; drawn anew when none is given."""

@@ -29,6 +29,8 @@ def observation_space(space: Space[Any], environment: str, name: str = "observat
             return spaces.Tuple(
                 observation_space(s, environment, f"{name}/{position}") for position, s in enumerate(space.spaces)
             )
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary() if 0 in space.shape:
+            raise UserError(f"{environment}: its '{name}', {space}, holds no number: there is nothing to see.")
         case spaces.Box() if np.issubdtype(space.dtype, np.floating):
             return _as_float32(space)
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():

@@ -170,7 +170,7 @@ def table_rows(settings: Sequence[Compared]) -> list[list[str]]:
 
 def draw(tasks: Mapping[str, Sequence[Compared]], output: Path) -> None:
     """A row of panels for each task: last returns, and, where somebody reached a target, seconds to it."""
-    timed = any(one.seconds is not None for settings in tasks.values() for one in settings)
+    timed = any(one.seconds is not None for settings in tasks.values() for one in on_one_clock(settings))
     shares = [0.9 + 0.36 * len(settings) for settings in tasks.values()]
     figure = new_figure(10.0 if timed else 6.5, sum(shares) + 0.3, output)
     panels = figure.subplots(len(tasks), 2 if timed else 1, squeeze=False, height_ratios=shares)
@@ -194,11 +194,18 @@ def draw(tasks: Mapping[str, Sequence[Compared]], output: Path) -> None:
     save(figure, output)
 
 
+def on_one_clock(settings: Sequence[Compared]) -> list[Compared]:
+    """Virtual seconds do not stand beside real ones."""
+    real = [one for one in settings if not one.virtual]
+    return real or list(settings)
+
+
 def _draw_times(axes: Any, settings: Sequence[Compared], colours: Mapping[str, Any]) -> None:
-    shown = [one if not one.virtual or all(other.virtual for other in settings) else None for one in settings]
-    if not any(one is not None and one.seconds is not None for one in shown):
+    kept = on_one_clock(settings)
+    if not any(one.seconds is not None for one in kept):
         axes.set_axis_off()
         return
+    shown = [one if one in kept else None for one in settings]
     labels = [f"{one.reached} of {one.aimed}" if one.aimed else "no target" for one in settings]
     _draw_middles(axes, settings, [None if one is None else one.seconds for one in shown], labels, colours)
     for place, one in enumerate(shown):

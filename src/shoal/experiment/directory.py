@@ -165,6 +165,13 @@ class _Replacing:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
+def named(given: Any, call: str) -> str:
+    """The folder that a call was given, as its path; refuses what is none."""
+    if isinstance(given, str) or (isinstance(given, os.PathLike) and isinstance(os.fspath(given), str)):
+        return os.fspath(given)
+    raise UserError(f"{call} was given {given!r}: give a run's folder, such as 'runs/NAME'.")
+
+
 def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"There is no run directory {path}: give the folder that a training run has printed.")

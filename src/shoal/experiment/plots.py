@@ -25,7 +25,8 @@ GRID = 200  # points of the common grid
 AXES = (("env_steps", "environment steps"), ("seconds", "seconds of training"))
 COLUMNS = ("eval_return", "spread", *(column for column, _ in AXES))
 WIDTH, HEIGHT, LINE = 10.0, 3.9, 0.24  # inches: of the picture, of a panel, of a line of its legend
-SEVERAL = "interquartile mean over runs, its 95 % bootstrap interval, and the runs"
+SEVERAL = "interquartile mean over runs and its 95 % bootstrap interval"
+FEW = 4  # curves in a panel, so that single runs can be told apart below them
 ONE = "one run: mean and standard deviation of its episodes"
 
 
@@ -163,7 +164,8 @@ def _draw_panel(
         drawn_here, name = on_axis(groups, column, name)
         for group, label in zip(groups, labels):
             if group in drawn_here:
-                _draw_curve(axes, group, f"{label} ({_runs(group)})", chosen_styles[group.label], column)
+                style = chosen_styles[group.label]
+                _draw_curve(axes, group, f"{label} ({_runs(group)})", style, column, few=len(groups) <= FEW)
         _draw_targets(axes, groups, named=column == AXES[-1][0])
         axes.set_xlabel(name)
         axes.set_xlim(left=0)
@@ -172,7 +174,8 @@ def _draw_panel(
     figure.axes[0].set_ylabel("evaluated return")
     figure.suptitle(title, fontsize="large", x=0.01, ha="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    kinds = [text for text, wanted in ((SEVERAL, True), (ONE, False)) if _any(groups, several=wanted)]
+    single = ", thin: the runs" if len(groups) <= FEW else ""
+    kinds = [text for text, wanted in ((SEVERAL + single, True), (ONE, False)) if _any(groups, several=wanted)]
     columns = 2 if len(labels) > 5 and max(map(len, labels)) < 50 else 1
     figure.legend(
         handles,
@@ -190,12 +193,12 @@ def _any(groups: Sequence[Group[Run]], several: bool) -> bool:
     return any((len(group.runs) > 1) is several for group in groups)
 
 
-def _draw_curve(axes: Any, group: Group[Run], label: str, style: Mapping[str, Any], column: str) -> None:
+def _draw_curve(axes: Any, group: Group[Run], label: str, style: Mapping[str, Any], column: str, few: bool) -> None:
     runs = [run.rows for run in group.runs]
     x, middle, low, high = over_seeds(runs, column)
     axes.plot(x, middle, label=label, marker="." if len(x) < 40 else None, zorder=3, **style)
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-    for rows in runs if len(runs) > 1 else []:
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.18 if few else 0.09, linewidth=0)
+    for rows in runs if few and len(runs) > 1 else []:
         own, value = _column(rows, column), _column(rows, "eval_return")
         axes.plot(own, value, color=style["color"], alpha=0.22, linewidth=0.8)
         axes.plot(own[-1:], value[-1:], ".", color=style["color"], alpha=0.6)

@@ -48,10 +48,21 @@ class WandB:
         project = os.environ.get("WANDB_PROJECT", "shoal")
         config = {**record.get("config", {}), "algorithm": record.get("algorithm"), "seed": record.get("seed")}
         name = run.resolve().name
-        self._run: Any = wandb.init(project=project, name=name, id=name, resume="allow", dir=str(run), config=config)
+        self._run: Any = wandb.init(
+            project=project,
+            name=name,
+            id=name,
+            resume="allow",
+            dir=str(run),
+            config=config,
+            settings=wandb.Settings(console="off"),  # the live view is no log
+        )
+        # its own counter of steps must not fall, and an evaluation is of steps that are past when it comes
+        self._run.define_metric("env_steps")
+        self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(scalars), step=step)
+        self._run.log({**scalars, "env_steps": step})
 
     def close(self) -> None:
         self._run.finish()

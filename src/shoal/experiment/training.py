@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal import config
 from shoal.errors import UserError
-from shoal.experiment import config_files, registry, view
+from shoal.experiment import config_files, directory, registry, view
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callback, Callbacks
@@ -72,7 +72,7 @@ def resume(
     """Go on with a run that was interrupted, as `shoal resume` does. `changes` are options of `train` and fields of the
     algorithm's config that are to be others from now on."""
     started = time.monotonic()
-    path = Path(run)
+    path = Path(directory.named(run, "shoal.resume()"))
     names = {field.name for field in dataclasses.fields(RunOptions)}
     options = {name: value for name, value in changes.items() if name in names}
     found = plan(path, options, {name: value for name, value in changes.items() if name not in names})

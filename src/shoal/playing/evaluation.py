@@ -13,7 +13,7 @@ from shoal import envs, tree
 from shoal.config import Episodes, Seed, validate
 from shoal.envs import Environment, check
 from shoal.errors import UserError
-from shoal.experiment import records
+from shoal.experiment import directory, records
 from shoal.experiment.environments import describe_env
 from shoal.factories import name_of
 from shoal.loops.evaluator import AT_ONCE
@@ -57,6 +57,8 @@ def evaluate(
     `env_options` take the place of those that the environment had.
     """
     validate(_Asked(episodes, seed))
+    if not isinstance(source, TrainedPolicy):
+        directory.named(source, "shoal.evaluate()")
     policy = source if isinstance(source, TrainedPolicy) else load(source, network=network, core=core)
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     cfg = environment_config(policy, env, env_options)

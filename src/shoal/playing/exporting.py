@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from shoal.acting.recurrent_q import RecurrentQPolicy, core_state
 from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.envs.space_records import to_record
 from shoal.errors import UserError
+from shoal.experiment import directory
 from shoal.functional.distributions import Categorical, DiagonalGaussian, MultiCategorical
 from shoal.playing.policy import TrainedPolicy, load
 from shoal.types import Columns
@@ -60,6 +61,8 @@ def export(
     if format not in FORMATS:
         raise UserError(f"--format {format} is not known: choose one of {', '.join(FORMATS)}.")
     _need(format)
+    if not isinstance(source, TrainedPolicy):
+        directory.named(source, "shoal.export()")
     policy = source if isinstance(source, TrainedPolicy) else load(source)
     place = Path(folder) if folder is not None else policy.run / f"export-{format}"
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -69,7 +72,8 @@ def export(
     try:
         made.mkdir(parents=True)
         recorded = _write(format, policy, step, made / FORMATS[format])
-        difference = _check(_player(format, made / FORMATS[format]), recorded, f"{format} export")
+        choices = getattr(policy.action_space, "nvec", None)
+        difference = _check(_player(format, made / FORMATS[format]), recorded, f"{format} export", choices)
         inputs, outputs = _described(step, recorded[0])
         contract = _contract(policy, step, FORMATS[format], inputs, outputs)
         (made / CONTRACT).write_text(json.dumps(contract, indent=2) + "\n")
@@ -218,7 +222,7 @@ def _as_environment(action: Tensor, space: spaces.Space[Any]) -> Tensor:
 
 @torch.no_grad()
 def _recorded(policy: TrainedPolicy, step: Step, rows: int) -> list[Outputs]:
-    """Inputs and outputs of a few steps; actions are those that the policy itself takes, not this module's."""
+    """Inputs and outputs of a few steps; actions and memory are those of the policy itself, not this module's."""
     acting: Any = policy.greedy
     step.space.seed(0)
     memory: Columns = acting.initial_state(rows)
@@ -232,6 +236,7 @@ def _recorded(policy: TrainedPolicy, step: Step, rows: int) -> list[Outputs]:
         results = {f"out/{name}": value.numpy() for name, value in zip(step.outputs, step(*given))}
         action, after, _ = acting.act(tree.nest(step.space, seen, "observation"), memory, first)
         results["out/action"] = np.asarray(policy._to_environment(action))
+        results |= {f"out/memory/{name}": np.asarray(after[name]) for name in step.memory if name != LAST_REWARD}
         found.append(row | results)
         memory, first = {name: np.array(value) for name, value in after.items()}, np.zeros(rows, np.bool_)
         if LAST_REWARD in memory:
@@ -242,8 +247,9 @@ def _recorded(policy: TrainedPolicy, step: Step, rows: int) -> list[Outputs]:
 Player = Callable[[Outputs], Outputs]
 
 
-def _check(play: Player, recorded: list[Outputs], what: str) -> float:
-    """Refuse what does not do as the policy does; the largest difference of a number."""
+def _check(play: Player, recorded: list[Outputs], what: str, choices: Sequence[int] | None = None) -> float:
+    """Refuse what does not do as the policy does; the largest difference of a number. `choices` says how many scores
+    each part of a discrete action has, where there are several."""
     largest = 0.0
     for row in recorded:
         given = {name: value for name, value in row.items() if not name.startswith("out/")}
@@ -254,8 +260,8 @@ def _check(play: Player, recorded: list[Outputs], what: str) -> float:
                     f"The {what} gives {name} as {list(value.shape)}, and the policy as {list(wanted.shape)}."
                 )
             if name == "action" and wanted.dtype.kind in "iu":
-                clear = _margin(row["out/scores"]) > 10 * TOLERANCE
-                if clear.all() and not np.array_equal(value, wanted):
+                clear = _margins(row["out/scores"], choices).reshape(wanted.shape) > 10 * TOLERANCE
+                if not np.array_equal(value[clear], wanted[clear]):
                     raise UserError(f"The {what} takes other actions than the policy: it was not written.")
                 continue
             difference = float(np.max(np.abs(value - wanted) / (1.0 + np.abs(wanted)), initial=0.0))
@@ -267,10 +273,13 @@ def _check(play: Player, recorded: list[Outputs], what: str) -> float:
     return largest
 
 
-def _margin(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How far the best action is before the second: nearer than rounding, either may be taken."""
-    ordered = np.sort(scores, axis=-1)
-    return ordered[..., -1] - ordered[..., -2] if scores.shape[-1] > 1 else np.ones(scores.shape[:-1])
+def _margins(scores: np.ndarray[Any, Any], choices: Sequence[int] | None) -> np.ndarray[Any, Any]:
+    """How far the best of each choice is before the second, [rows, choices]: nearer than rounding, both are right."""
+    parts = np.split(scores, np.cumsum(choices)[:-1], axis=-1) if choices is not None else [scores]
+    ordered = [np.sort(part, axis=-1) for part in parts]
+    return np.stack(
+        [part[..., -1] - part[..., -2] if part.shape[-1] > 1 else part[..., 0] * 0 + 1 for part in ordered], -1
+    )
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -353,10 +362,19 @@ def _tensor(name: str, value: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"name": name, "shape": [size, *value.shape[1:]], "dtype": str(value.dtype)}
 
 
+def _meaning(space: spaces.Space[Any]) -> str:
+    match space:
+        case spaces.Discrete():
+            return f"a whole number from {space.start} to {space.start + space.n - 1}"
+        case spaces.MultiDiscrete():
+            return f"{len(space.nvec)} whole numbers, each within its own range"
+    return "numbers in its own units, within its bounds"
+
+
 def _contract(policy: TrainedPolicy, step: Step, file: str, inputs: Any, outputs: Any) -> dict[str, Any]:
     from shoal import __version__
 
-    rules = ["out/action is the greedy action as the environment takes it."]
+    rules = [f"out/action is the greedy action as the environment takes it: {_meaning(policy.action_space)}."]
     if step.memory:
         rules.append(
             "Where an episode begins, every input memory/… is zero; else it is the last step's output that feeds it."

@@ -47,6 +47,8 @@ def _taken(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) 
         raise UserError(f"{name} is a list whose parts differ in length: give an array {_shown(shape)}.") from None
     if array.dtype != dtype:
         array = _converted(array, dtype, name)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise UserError(f"{name} holds numbers that are not finite: no environment of a run may give such, either.")
     if array.shape == shape:
         return array[np.newaxis], True
     if array.shape[1:] == shape and array.ndim == len(shape) + 1:

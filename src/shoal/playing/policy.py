@@ -20,6 +20,7 @@ from gymnasium import Space, spaces
 from shoal.acting import PerEnvironment, Policy, zero_where
 from shoal.acting.policy import LAST_REWARD
 from shoal.acting.stacking import Stacker
+from shoal.config import Seed, validate
 from shoal.envs.check import image_stacks
 from shoal.envs.space_records import from_record
 from shoal.envs.vector import action_converter
@@ -42,6 +43,11 @@ class Description(NamedTuple):
     stack: int  # frames in a stack
 
 
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    seed: Seed | None
+
+
 def load(
     source: str | os.PathLike[str],
     *,
@@ -55,13 +61,13 @@ def load(
     `seed` is that of its exploration; `network` and `core` take the place of the user's own where those cannot be
     imported by name. Raises `UserError` for what is no run, is damaged, or does not fit the network.
     """
-    asked = os.fspath(source)
-    found = find_weights(asked)
+    found = find_weights(directory.named(source, "shoal.load()"))
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
     name, algorithm, cfg = records.rebuild(found.run, given, unneeded=("env", *records.NOT_PLAYED))
     env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
     if hasattr(cfg, "acting_device"):
         cfg = dataclasses.replace(cfg, acting_device=device)
+    validate(_Asked(seed))
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     made = {explore: algorithm.make_policy(cfg, env, seed, greedy=not explore) for explore in (False, True)}
     for policy in made.values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,22 +146,47 @@ def test_what_is_after_the_checkpoint_of_a_run_that_goes_on_is_not_shown(tmp_pat
     assert [(event.step, event.value) for event in found.Scalars("loss")] == [(100, 0.0), (200, 200.0), (300, 200.0)]
 
 
-def test_weights_and_biases_gets_config_steps_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a stand-in: the package itself is not among those that are tested with."""
-    calls: list[Any] = []
-    run = types.SimpleNamespace(
-        log=lambda row, step: calls.append((row, step)), finish=lambda: calls.append("finished")
-    )
-    fake: Any = types.ModuleType("wandb")
-    fake.init = lambda **given: calls.append(given) or run
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+def test_weights_and_biases_files_of_an_offline_run_can_be_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package itself, which keeps everything in a file of its own where there is no network."""
+    datastore = pytest.importorskip("wandb.sdk.internal.datastore")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
     (tmp_path / "name").mkdir()
-    made = Sinks(["wandb"], tmp_path / "name", {"algorithm": "impala", "seed": 1, "config": {"gamma": 0.9}}, 0, print)
-    made.write({"env_steps": 10, "loss": 0.5})
+    told: list[str] = []
+    record = {"algorithm": "impala", "seed": 1, "config": {"gamma": 0.9}}
+    made = Sinks(["wandb"], tmp_path / "name", record, 0, told.append)
+    made.write({"env_steps": 200, "loss": 0.5, "odd": float("nan")})
+    made.write({"env_steps": 100, "eval_return": 7.0})  # an evaluation of steps that are past
     made.close()
-    assert calls[0]["name"] == calls[0]["id"] == "name"
-    assert calls[0]["config"] == {"gamma": 0.9, "algorithm": "impala", "seed": 1}
-    assert calls[1:] == [({"loss": 0.5}, 10), "finished"]
+    assert told == []
+    (file,) = (tmp_path / "name" / "wandb").glob("offline-run-*/*.wandb")
+    store = datastore.DataStore()
+    store.open_for_scan(str(file))
+    records = []
+    while (data := store.scan_data()) is not None:
+        records.append(Record())
+        records[-1].ParseFromString(data)
+    begun = next(each.run for each in records if each.HasField("run"))
+    config = {each.key: json.loads(each.value_json) for each in begun.config.update}
+    assert (begun.run_id, begun.display_name) == ("name", "name")
+    assert config.items() >= {"gamma": 0.9, "algorithm": "impala", "seed": 1}.items()
+    rows = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
+        for each in records
+        if each.HasField("history")
+    ]
+    shown = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
+    assert shown == [{"env_steps": 200, "loss": 0.5}, {"env_steps": 100, "eval_return": 7.0}]
+    assert [
+        each.metric.step_metric for each in records if each.HasField("metric") and each.metric.glob_name == "*"
+    ] == ["env_steps"]
+    assert any(each.HasField("exit") for each in records), "it was ended in order"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 
 from shoal.errors import UserError
 from shoal.experiment import directory, plots
+from shoal.experiment.grouping import grouped
+from shoal.experiment.pictures import short_number
 
 
 def run(path: Path, returns: list[float], env: str = "CartPole-v1", runtime: str = "local", **config: object) -> Path:
@@ -60,27 +62,55 @@ def test_a_band_never_leaves_what_was_seen() -> None:
 
 def test_runs_that_differ_in_their_seed_alone_are_one_curve(tmp_path: Path) -> None:
     paths = [run(tmp_path / str(seed), [10.0 * seed, 20.0, 400.0], batch=64) for seed in range(3)]
-    assert plots.draw(paths, tmp_path / "curve.png") == ["impala on CartPole-v1"]
+    assert plots.draw(paths, tmp_path / "curve.png") == ["impala on CartPole-v1: 3 runs"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_of_different_settings_are_curves_of_their_own_that_say_what_differs(tmp_path: Path) -> None:
     settings = [{"batch": 64, "hidden": [64, 64]}, {"batch": 64, "hidden": [8]}, {"batch": 64, "hidden": [8]}]
     paths = [run(tmp_path / str(index), [1.0, 2.0], **each) for index, each in enumerate(settings)]
-    (curves,) = plots.panels_of(plots.read_runs(paths, print)).values()
+    (curves,) = grouped(plots.read_runs(paths, print)).values()
     assert [(curve.label, len(curve.runs)) for curve in curves] == [
         ("impala: hidden 64 64", 1),
         ("impala: hidden 8", 2),
     ]
 
 
+def test_curves_are_those_of_the_fields_that_are_named_and_what_they_put_together_is_told(tmp_path: Path) -> None:
+    for index, (rate, unroll) in enumerate([(1e-2, 5), (1e-3, 5), (1e-3, 20), (1e-4, 5)]):
+        run(tmp_path / "runs" / str(index), [1.0, 2.0], learning_rate=rate, unroll=unroll)
+    said: list[str] = []
+    drawn = plots.draw([tmp_path / "runs"], tmp_path / "curve.svg", said.append, by="learning-rate")
+    assert drawn == [
+        f"impala: learning_rate {rate} on CartPole-v1: {count}"
+        for rate, count in (("0.0001", "1 run"), ("0.001", "2 runs"), ("0.01", "1 run"))
+    ]
+    assert said == ["runs of one curve differ in unroll: --by learning_rate,unroll tells them apart"]
+    assert b"<svg" in (tmp_path / "curve.svg").read_bytes()
+    kept = plots.draw([tmp_path / "runs"], tmp_path / "curve.svg", where="unroll=5,learning_rate=1e-3")
+    assert kept == ["impala on CartPole-v1: 1 run"]
+    with pytest.raises(
+        UserError, match=r"--by unrol is no field of these runs: see shoal config RUN\. Did you mean unroll"
+    ):
+        plots.draw([tmp_path / "runs"], tmp_path / "curve.svg", by="unrol")
+    with pytest.raises(UserError, match="nothing to plot: no run among these has --where unroll=7"):
+        plots.draw([tmp_path / "runs"], tmp_path / "curve.svg", where="unroll=7")
+
+
+def test_the_band_over_many_seeds_leaves_out_the_odd_one(tmp_path: Path) -> None:
+    runs = [rows([value, value], 1.0) for value in (99.0, 100.0, 100.0, 100.0, 101.0, 0.0, 1000.0, 100.0)]
+    _, middle, low, high = plots.over_seeds(runs, "seconds")
+    assert middle[0] == 100.0, "a quarter at each end, 0 and 1000 among them, is left out"
+    assert 0.0 < low[0] <= middle[0] <= high[0] < 1000.0
+
+
 def test_virtual_seconds_are_not_drawn_among_real_ones(tmp_path: Path) -> None:
     paths = [run(tmp_path / runtime, [1.0, 2.0], runtime=runtime) for runtime in ("local", "inline", "ray")]
-    (curves,) = plots.panels_of(plots.read_runs(paths, print)).values()
-    assert [curve.label for curve in curves] == [f"impala: runtime {name}" for name in ("local", "inline", "ray")]
+    (curves,) = grouped(plots.read_runs(paths, print)).values()
+    assert [curve.label for curve in curves] == [f"impala: runtime {name}" for name in ("inline", "local", "ray")]
     assert plots.on_axis(curves, "env_steps", "steps") == (curves, "steps")
-    assert plots.on_axis(curves, "seconds", "seconds") == ([curves[0], curves[2]], "seconds")
-    assert plots.on_axis(curves[1:2], "seconds", "seconds") == (curves[1:2], "virtual seconds")
+    assert plots.on_axis(curves, "seconds", "seconds") == (curves[1:], "seconds")
+    assert plots.on_axis(curves[:1], "seconds", "seconds") == (curves[:1], "virtual seconds")
     assert len(plots.draw(paths, tmp_path / "curve.png")) == 3
 
 
@@ -91,7 +121,7 @@ def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:
 
 def test_every_task_has_a_panel(tmp_path: Path) -> None:
     paths = [run(tmp_path / env, [1.0, 2.0], env) for env in ("A-v0", "B-v0")]
-    panels = plots.panels_of(plots.read_runs(paths, print))
+    panels = grouped(plots.read_runs(paths, print))
     assert {task: [curve.label for curve in curves] for task, curves in panels.items()} == {
         "A-v0": ["impala"],
         "B-v0": ["impala"],
@@ -111,7 +141,7 @@ def test_a_folder_of_runs_is_drawn_and_what_is_no_run_in_it_is_passed_over(tmp_p
     ("value", "text"), [(0.5, "0.5"), (0, "0"), (20, "20"), (1500, "1.5k"), (3e6, "3M"), (-2e3, "-2k"), (2e9, "2G")]
 )
 def test_numbers_on_an_axis_are_shortened_from_thousands_up(value: float, text: str) -> None:
-    assert plots.short_number(value) == text
+    assert short_number(value) == text
 
 
 def test_runs_without_evaluations_cannot_be_drawn(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs seen from outside: states, conditions, differences, and statistics over seeds."""
+"""Runs seen from outside: states, conditions, differences, and what the commands tell of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.saved_runs import saved_run
 
 from shoal.cli import main
 from shoal.errors import UserError
-from shoal.experiment.run_lists import (
-    bootstrap_interval,
-    chosen,
-    differences,
-    find_runs,
-    grouped,
-    interquartile_mean,
-    is_held,
-    state_of,
-)
+from shoal.experiment.grouping import chosen, grouped
+from shoal.experiment.run_lists import differences, find_runs, is_held, state_of
 
 HOLDER = """
 import sys
@@ -81,11 +72,19 @@ def test_runs_are_found_in_folders_of_folders_and_what_is_damaged_is_told(tmp_pa
     found, strange = find_runs([tmp_path])
     assert {run.path for run in found} == {one, two}
     assert len(strange) == 1
-    assert [run.seed for run in chosen(found, ["seed=4"])] == [4]
-    assert chosen(found, ["hidden=8", "state=crashed", "env=CartPole-v1"]) == found
-    assert chosen(found, ["gamma=0.5"]) == []
+    assert [run.seed for run in chosen(found, "seed=4")] == [4]
+    assert chosen(found, "hidden=8,state=crashed, env=CartPole-v1") == found
+    assert chosen(found, "gamma=0.5") == []
+    assert chosen(found, "gamma=99e-2") == found, "numbers are compared as numbers"
+    assert chosen(found, "state=resumable") == []
+    checkpointed(one)
+    assert [run.path for run in chosen(find_runs([tmp_path])[0], "state=resumable")] == [one]
     with pytest.raises(UserError, match="--where seed is no condition"):
-        chosen(found, ["seed"])
+        chosen(found, "seed")
+    with pytest.raises(UserError, match=r"--where gama=1: none of these runs has a field gama\. Did you mean gamma"):
+        chosen(found, "gama=1")
+    with pytest.raises(UserError, match=r"--where state runing is not known: choose one of running, finished"):
+        chosen(found, "state=runing")
 
 
 def test_differences_of_config_options_and_result(tmp_path: Path) -> None:
@@ -98,31 +97,14 @@ def test_differences_of_config_options_and_result(tmp_path: Path) -> None:
     assert found["versions"] == {}
 
 
-def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end() -> None:
-    assert interquartile_mean([100.0, 1.0, 2.0, -50.0]) == 1.5
-    assert interquartile_mean([1.0, 2.0, 6.0]) == 3.0
-    values = list(np.random.default_rng(0).normal(10.0, 1.0, 40))
-    low, high = bootstrap_interval(values)
-    assert low < interquartile_mean(values) < high
-    assert high - low < 1.5
-    assert bootstrap_interval([3.0]) == (3.0, 3.0)
-
-
-def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    source = np.random.default_rng(1)
-    hits = sum(low <= 0.0 <= high for low, high in (bootstrap_interval(source.normal(size=20)) for _ in range(20)))
-    assert hits >= 15
-
-
 def test_settings_are_told_apart_by_what_differs_or_by_what_is_named(tmp_path: Path) -> None:
     for number, (gamma, seed) in enumerate([(0.9, 0), (0.9, 1), (0.8, 0)]):
         ended(saved_run(tmp_path / str(number), gamma=gamma, seed=seed))
     found, _ = find_runs([tmp_path])
-    assert {label: len(runs) for label, runs in grouped(found, []).items()} == {
-        ("CartPole-v1", "impala", "gamma=0.9"): 2,
-        ("CartPole-v1", "impala", "gamma=0.8"): 1,
-    }
-    assert len(grouped(found, ["seed"])) == 2
+    (groups,) = grouped(found).values()
+    assert [(group.label, len(group.runs)) for group in groups] == [("impala: gamma 0.8", 1), ("impala: gamma 0.9", 2)]
+    (groups,) = grouped(found, ["seed"]).values()
+    assert [(group.label, len(group.runs)) for group in groups] == [("impala: seed 0", 2), ("impala: seed 1", 1)]
 
 
 def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,5 +130,5 @@ def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "config gamma" in told("diff", str(one), str(two))
     assert told("diff", str(one), str(one)) == "they do not differ\n"
     compared = told("compare", str(tmp_path))
-    assert compared.splitlines()[1].startswith("CartPole-v1  impala gamma=0.8")
+    assert compared.splitlines()[2:4] == ["CartPole-v1", "impala: gamma 0.8     1           7.0  –"]
     assert {row["iqm"] for row in json.loads(told("compare", str(tmp_path), "--json"))} == {5.0, 7.0}
