@@ -1,4 +1,4 @@
-"""A sweep of real runs, killed twice with SIGKILL: the same command ends it, and no run is run twice to the end."""
+"""A sweep of twelve trials, killed twice with SIGKILL: the same command ends it, and no run is run twice to the end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 SWEEP = """
 algorithm = "impala"
+env = "CartPole-v1"
 runtime = "inline"
 stop_updates = 60
 checkpoint_updates = 20
@@ -25,12 +26,12 @@ eval_every = 1e6
 eval_episodes = 1
 
 [sweep]
-seeds = 2
 parallel = 2
 
 [sweep.parameters]
 learning_rate = [3e-4, 1e-3, 3e-3]
 hidden = [[8], [16]]
+gamma = [0.9, 0.99]
 """
 
 
@@ -45,7 +46,7 @@ def _by_rule(path: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_twelve_runs_killed_twice_are_twelve_results_and_none_is_run_twice(tmp_path: Path) -> None:
+def test_twelve_trials_killed_twice_are_twelve_results_and_none_is_run_twice(tmp_path: Path) -> None:
     (tmp_path / "cart.toml").write_text(SWEEP)
     folder, command = tmp_path / "sweeps" / "cart", [sys.executable, "-m", "shoal", "sweep", "cart.toml", "--json"]
     ended: dict[str, float] = {}
@@ -68,5 +69,6 @@ def test_twelve_runs_killed_twice_are_twelve_results_and_none_is_run_twice(tmp_p
     assert len(found) == 12
     assert all(found[name] == when for name, when in ended.items()), "what was done has not been run again"
     result = json.loads(done.stdout.splitlines()[-1])
-    assert [trial["state"] for trial in result["trials"]] == ["done"] * 6
-    assert all(trial["runs"] == 2 for trial in result["trials"])
+    assert [trial["state"] for trial in result["trials"]] == ["done"] * 12
+    assert all(trial["runs"] == 1 for trial in result["trials"])
+    assert sorted(trial["trial"] for trial in result["trials"]) == list(range(12))

@@ -61,7 +61,9 @@ def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
                 f"{judged['eval_return']:,.1f} ± {judged.get('spread') or 0.0:,.1f} at {judged['env_steps']:,} steps",
             )
         )
-    facts += [("towards", text) for text in _towards(found)]
+    facts += [("towards", text) for text in _towards(found, progress)]
+    if progress.get("restarts"):
+        facts.append(("restarts", f"{progress['restarts']:,.0f} of nodes that were lost"))
     values = {name: float(value) for name, value in progress.items() if isinstance(value, int | float)}
     facts += [(name, " · ".join(told)) for name, told in measures(values).items()]
     if found.resumable:
@@ -69,13 +71,13 @@ def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
     return [f"{name:9}{text}" for name, text in facts]
 
 
-def _towards(found: RunState) -> list[str]:
+def _towards(found: RunState, progress: dict[str, Any]) -> list[str]:
     """How far each stop rule is."""
-    options, steps = found.options, found.summary.get("learner_steps")
+    options, updates = found.options, found.summary.get("learner_steps", progress.get("learner_steps"))
     done = {"stop_return": found.eval_return, "stop_steps": found.env_steps, "stop_seconds": found.seconds}
-    done["stop_updates"] = steps
+    done["stop_updates"] = updates
     return [
-        f"{name.removeprefix('stop_')} {value:,.0f} of {options[name]:,.0f}"
+        f"{name.removeprefix('stop_')} {value:,.6g} of {options[name]:,.6g}"
         for name, value in done.items()
         if isinstance(options.get(name), int | float) and isinstance(value, int | float)
     ]

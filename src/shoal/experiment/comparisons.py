@@ -174,7 +174,9 @@ def draw(tasks: Mapping[str, Sequence[Compared]], output: Path) -> None:
     shares = [0.9 + 0.36 * len(settings) for settings in tasks.values()]
     figure = new_figure(10.0 if timed else 6.5, sum(shares) + 0.3, output)
     panels = figure.subplots(len(tasks), 2 if timed else 1, squeeze=False, height_ratios=shares)
-    everything = [Group(one.env, one.setting, one.values, []) for settings in tasks.values() for one in settings]
+    everything: list[Group[RunState]] = [
+        Group(one.env, one.setting, one.values, []) for settings in tasks.values() for one in settings
+    ]
     everything.sort(key=lambda group: order(group.values))
     colours = {label: style["color"] for label, style in styles(everything).items()}
     for row, (task, settings) in zip(panels, tasks.items()):

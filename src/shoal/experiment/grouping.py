@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 from shoal.config import did_you_mean, unknown
 from shoal.errors import UserError
@@ -89,7 +89,7 @@ def order(values: Mapping[str, Any]) -> list[tuple[int, float, str]]:
     return [(0, numbers[name], "") if name in numbers else (1, 0.0, text_of(value)) for name, value in values.items()]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

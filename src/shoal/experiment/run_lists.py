@@ -103,7 +103,9 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunState], list[str]]:
         inside = [folder] if (folder / directory.CONFIG).exists() else []
         for pattern in ("*", "*/*", "*/*/*"):
             inside += (
-                [] if inside[:1] == [folder] else [file.parent for file in folder.glob(f"{pattern}/{directory.CONFIG}")]
+                []
+                if inside[:1] == [folder]
+                else sorted(file.parent for file in folder.glob(f"{pattern}/{directory.CONFIG}"))
             )
         for path in inside:
             try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import struct
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,32 +149,49 @@ def test_what_is_after_the_checkpoint_of_a_run_that_goes_on_is_not_shown(tmp_pat
     assert [(event.step, event.value) for event in found.Scalars("loss")] == [(100, 0.0), (200, 200.0), (300, 200.0)]
 
 
-def test_weights_and_biases_files_of_an_offline_run_can_be_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The package itself, which keeps everything in a file of its own where there is no network."""
-    datastore = pytest.importorskip("wandb.sdk.internal.datastore")
-    from wandb.proto.wandb_internal_pb2 import Record
+LOGGED = """
+import sys
+from pathlib import Path
+from shoal.experiment.sinks import Sinks
+record = {"algorithm": "impala", "seed": 1, "config": {"gamma": 0.9}}
+made = Sinks(["wandb"], Path(sys.argv[1]), record, 0, print)
+made.write({"env_steps": 200, "loss": 0.5, "odd": float("nan")})
+made.write({"env_steps": 100, "eval_return": 7.0})  # an evaluation of steps that are past
+made.close()
+"""
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+def records_of(file: Path) -> list[bytes]:
+    """Of W&B's own file: after 7 bytes a log of LevelDB's kind, in blocks of 32 KiB."""
+    data, place, found, part = file.read_bytes(), 7, [], b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        size, kind = struct.unpack_from("<HB", data, place + 4)
+        part += data[place + 7 : place + 7 + size]
+        if kind in (1, 4):  # a whole one, or the last piece of one
+            found.append(part)
+            part = b""
+        place += 7 + size
+    return found
+
+
+def test_weights_and_biases_files_of_an_offline_run_can_be_read_back(tmp_path: Path) -> None:
+    """The package itself, which keeps everything in a file of its own where there is no network."""
+    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     (tmp_path / "name").mkdir()
-    told: list[str] = []
-    record = {"algorithm": "impala", "seed": 1, "config": {"gamma": 0.9}}
-    made = Sinks(["wandb"], tmp_path / "name", record, 0, told.append)
-    made.write({"env_steps": 200, "loss": 0.5, "odd": float("nan")})
-    made.write({"env_steps": 100, "eval_return": 7.0})  # an evaluation of steps that are past
-    made.close()
-    assert told == []
+    homes = {name: str(tmp_path / "home") for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED, str(tmp_path / "name")],
+        env={**os.environ, **homes, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
     (file,) = (tmp_path / "name" / "wandb").glob("offline-run-*/*.wandb")
-    store = datastore.DataStore()
-    store.open_for_scan(str(file))
-    records = []
-    while (data := store.scan_data()) is not None:
-        records.append(Record())
-        records[-1].ParseFromString(data)
+    records = [proto.Record.FromString(data) for data in records_of(file)]
     begun = next(each.run for each in records if each.HasField("run"))
     config = {each.key: json.loads(each.value_json) for each in begun.config.update}
     assert (begun.run_id, begun.display_name) == ("name", "name")

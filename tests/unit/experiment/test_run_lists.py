@@ -130,5 +130,8 @@ def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "config gamma" in told("diff", str(one), str(two))
     assert told("diff", str(one), str(one)) == "they do not differ\n"
     compared = told("compare", str(tmp_path))
-    assert compared.splitlines()[2:4] == ["CartPole-v1", "impala: gamma 0.8     1           7.0  –"]
+    assert [line.split() for line in compared.splitlines()[2:4]] == [
+        ["CartPole-v1"],
+        ["impala:", "gamma", "0.8", "1", "7.00", "–", "3.0"],
+    ]
     assert {row["iqm"] for row in json.loads(told("compare", str(tmp_path), "--json"))} == {5.0, 7.0}
