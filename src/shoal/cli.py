@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import shoal
 from shoal import commands
 from shoal.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
-from shoal.commands.common import ERROR, INTERRUPTED, OK, USAGE, print_json
+from shoal.commands.common import ERROR, EXAMPLES, INTERRUPTED, OK, USAGE, print_json
 from shoal.config import did_you_mean
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, peek, read
@@ -33,28 +33,51 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXP
 OVERVIEW = """\
 usage: shoal COMMAND …
 
-  shoal train ALGORITHM --env ENV        train until solved, or until a stop rule is met
-  shoal train --config run.toml          the same, with options in a file
-  shoal doctor --env ENV                 examine your environment and network before a run
-  shoal resume RUN                       go on with a run that was interrupted
-  shoal config RUN                       a run's options, as such a file
-  shoal eval RUN                         play a trained policy again, from its run directory
-  shoal record RUN                       film a trained policy: mp4 or gif
-  shoal export RUN                       a trained policy as a file: ONNX or torch
-  shoal sweep FILE.toml                  try values of options, over seeds, several runs at a time
-  shoal runs                             runs and their state; shoal status RUN: one of them, while it goes on
-  shoal compare RUN...                   returns over seeds, with intervals; shoal diff A B: what two differ in
-  shoal verify ALGORITHM --env ENV       prove that a killed run resumes to the last bit
-  shoal plot RUN...                      draw runs, with intervals over seeds
-  shoal algorithms                       what can be trained with
-  shoal completion                       a script that completes these words in bash and zsh
-  shoal bench limits ALGORITHM           what this machine allows: each part alone, and the ceiling they imply
-  shoal bench throughput ALGORITHM       steps per second of the same program
-  shoal bench replay                     items per second of the replay service
-  shoal bench checkpoints                what checkpoints cost a learner, and how soon a resumed run learns
-  shoal --version
+Train
+  train ALGORITHM --env ENV  until the task is solved, or a stop rule is met
+  train --config FILE.toml   the same, with options in a file
+  doctor --env ENV           examine your environment and network before that
+  resume RUN                 go on with a run that was interrupted or killed
+  sweep FILE.toml            try values of options, over seeds
+  algorithms                 what can be trained with
 
-Every command has --help. The quickest start: shoal train impala --env CartPole-v1"""
+Look at runs (RUN is a folder that a training has printed, such as runs/NAME)
+  runs                       a list of them, with their state
+  status RUN                 how one stands, also while it goes on
+  config RUN                 its options, as a file for train --config
+  plot RUN...                curves, with intervals over seeds
+  compare RUN...             returns over seeds, with intervals
+  diff RUN RUN               in what two of them differ
+
+Use what was trained
+  eval RUN                   play fresh episodes
+  record RUN                 film it: mp4 or gif
+  export RUN                 as a file that needs no Shoal: ONNX or torch
+
+Measure and prove
+  bench throughput ALGORITHM steps per second of the same program
+  bench limits ALGORITHM     what this machine allows, part by part
+  bench replay               items per second of the replay service
+  bench checkpoints          what checkpoints cost a learner
+  verify ALGORITHM           that a killed run resumes to the last bit
+
+  completion                 a script that completes these words in bash and zsh
+  --version
+
+Every command has --help. The quickest start: shoal train ppo --env CartPole-v1"""
+
+COMPLETION = """\
+usage: shoal completion
+
+Print a script with which bash completes commands, algorithms, options, choices
+and files. Once, and again after Shoal was updated:
+
+  shoal completion > ~/.shoal-completion
+  echo 'source ~/.shoal-completion' >> ~/.bashrc
+
+In zsh, ~/.zshrc needs a line before that:
+
+  autoload -U bashcompinit && bashcompinit"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,7 +132,9 @@ def _dispatch(words: Sequence[str], started: float) -> int:
         "algorithms": _algorithms,
         "completion": _completion,
     }
-    if not words or words[0] in (*HELP, "help"):
+    if words and words[0] == "help":  # shoal help train is shoal train --help
+        words = [*words[1:], "--help"]
+    if not words or words[0] in HELP:
         print(OVERVIEW)
         return OK
     if words[0] == "--version":
@@ -155,8 +180,10 @@ def _train(words: Sequence[str], started: float) -> int:
 def _resume(words: Sequence[str], started: float) -> int:
     if not words or words[0] in HELP:
         print(
-            "usage: shoal resume RUN [OPTIONS]\n\nGo on with a run that was interrupted, from its newest checkpoint.\n"
-            "Options are those of shoal train: what is given takes the place of what the run was started with."
+            "usage: shoal resume RUN [OPTIONS]\n\n"
+            "Go on with a run that was interrupted or killed, from its newest checkpoint.\n"
+            "Options are those of shoal train: what is given takes the place of what the\n"
+            "run was started with.\n\nFor example:\n  " + "\n  ".join(EXAMPLES["shoal resume"])
         )
         return OK if words else USAGE
     if words[0].startswith("-"):
@@ -223,16 +250,16 @@ def _completion(words: Sequence[str], started: float) -> int:
     if words:
         if words[0] not in HELP:
             raise UserError(f"shoal completion takes no arguments, not {' '.join(words)}.")
-        print("usage: shoal completion > ~/.shoal-completion\n\nSource that file in ~/.bashrc, or, after")
-        print("autoload -U bashcompinit && bashcompinit, in ~/.zshrc.")
+        print(COMPLETION)
         return OK
     from shoal.experiment import registry
     from shoal.experiment.usage import completion_script
 
-    others: dict[str, list[type[Any]]] = commands.options()
-    others |= {name: [] for name in ("train", "resume", "algorithms", "completion")}
-    algorithms = {name: [RunOptions, Output, registry.load(name).Config] for name in registry.names()}
-    print(completion_script(others, algorithms))
+    others: dict[str, list[type[Any]]] = {"train": [RunOptions, Output], "resume": [RunOptions, Output]}
+    others |= commands.options()
+    others |= {"algorithms": [], "completion": []}
+    algorithms = {name: [registry.load(name).Config] for name in registry.names()}
+    print(completion_script(others, algorithms, ("train", *commands.TAKE_ALGORITHM)))
     return OK
 
 

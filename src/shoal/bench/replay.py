@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -213,26 +210,19 @@ def _save_and_load(work: Work, repeat: int, block: dict[str, npt.NDArray[Any]] |
     return {"save": best_of[""], "pause": best_of["pause_"], "load": min(loads), "first load": loads[0]}
 
 
-def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="shoal bench replay", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="end the output with one JSON object")
-    parser.add_argument("--repeat", type=int, default=5, help="windows of half a second, of which the best counts")
-    parser.add_argument("--quick", action="store_true", help="only the three kinds of work")
-    options = parser.parse_args(words)
-    output = sys.stderr if options.json else sys.stdout
-    report: dict[str, Any] = {"bench": "replay", "repeat": options.repeat, "window_seconds": WINDOW}
+def measure_all(repeat: int, quick: bool, output: TextIO) -> dict[str, Any]:
+    """Every kind of work, told as it is measured; with `quick` without growth, age and checkpoints."""
+    report: dict[str, Any] = {"bench": "replay", "repeat": repeat, "window_seconds": WINDOW}
     for place, measure in (("in process", in_process), ("served", served)):
         report[place] = {}
         for name, work in WORKS.items():
-            report[place][name] = found = measure(work, options.repeat)
+            report[place][name] = found = measure(work, repeat)
             shown = "  ".join(f"{key} {value:,.0f}" for key, value in found.items())
             print(f"{place:<11} {name:<13} items/s: {shown}", file=output, flush=True)
-    if not options.quick:
+    if not quick:
         for title, part in (("growth", growth), ("age", age)):
-            report[title] = part(options.repeat)
+            report[title] = part(repeat)
             print(f"{title}: {report[title]}", file=output, flush=True)
-        report["checkpoints"] = checkpoints(options.repeat)
+        report["checkpoints"] = checkpoints(repeat)
         print(f"checkpoints: {report['checkpoints']}", file=output, flush=True)
-    if options.json:
-        print(json.dumps(report))
-    return 0
+    return report

@@ -24,6 +24,7 @@ NAMES = (
     "sweep",
     "verify",
 )
+TAKE_ALGORITHM = ("verify", "bench throughput", "bench limits")  # and its options, beside their own
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -32,5 +33,13 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 def options() -> dict[str, list[type[Any]]]:
-    """The dataclasses whose fields are options, by command: for completion."""
-    return {name: list(importlib.import_module(f"shoal.commands.{name}").OPTIONS) for name in NAMES}
+    """The dataclasses whose fields are options, by command: for completion. A module with commands of two words has
+    them by their second."""
+    found: dict[str, list[type[Any]]] = {}
+    for name in NAMES:
+        owners = importlib.import_module(f"shoal.commands.{name}").OPTIONS
+        if isinstance(owners, dict):
+            found |= {f"{name} {second}": [owner] for second, owner in owners.items()}
+        else:
+            found[name] = list(owners)
+    return found

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.common import OK, USAGE, print_help
+from shoal.commands.common import EXAMPLES, OK, USAGE, print_help
 from shoal.config import apply_preset
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, Typed, peek, read
@@ -22,13 +22,30 @@ def take_algorithm(command: str, words: Sequence[str]) -> tuple[str, Sequence[st
     from shoal.experiment import registry
 
     if not words or words[0] in HELP:
-        print(f"usage: shoal {command} ALGORITHM [OPTIONS]\n\n{algorithm_lines(registry.names())}\n")
-        print(f"shoal {command} ALGORITHM --help shows options.")
+        print(_overview(f"shoal {command}", registry.names()))
         raise SystemExit(OK if words else USAGE)
     if words[0].startswith("-"):
         raise UserError(f"shoal {command} needs an algorithm first: shoal {command} impala {' '.join(words)}")
     registry.check_name(words[0])
     return words[0], words[1:]
+
+
+PURPOSES = {
+    "shoal train": "Train until the environment is solved, or until a stop rule (--stop-…) is met. In place of a name "
+    "give the file of your own algorithm (my_ppo.py), or --config run.toml.",
+    "shoal verify": "Prove that a run which is killed and resumed becomes, to the last bit, what it would have been.",
+    "shoal bench throughput": "Measure steps per second of the program that shoal train would run.",
+    "shoal bench limits": "Measure environments, inference and training alone, and the ceiling they imply.",
+}
+
+
+def _overview(command: str, names: Sequence[str]) -> str:
+    """Of a command that was given no algorithm: what it does, and which there are."""
+    from shoal.experiment.usage import shown_examples, wrapped
+
+    lines = [f"usage: {command} ALGORITHM [OPTIONS]", "", *wrapped(PURPOSES[command]), "", algorithm_lines(names), ""]
+    lines += wrapped(f"{command} ALGORITHM --help shows every option and its default.")
+    return "\n".join([*lines, *shown_examples(EXAMPLES[command])])
 
 
 def algorithm_lines(names: Sequence[str]) -> str:
@@ -56,7 +73,8 @@ def configure(
     if typed.help:
         description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
         description += " Options may stand in a file: --config run.toml." if RunOptions in others else ""
-        print_help(command, description, config, *(other() for other in others))
+        parts = [others[0](), config, *(other() for other in others[1:])]
+        print_help(command, description, *parts, examples=(f"{command} --env {env.name} --seed 1",))
     return algorithm, env, config, typed
 
 

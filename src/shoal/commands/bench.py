@@ -10,10 +10,32 @@ from shoal.commands.common import ERROR, OK, USAGE, parse, print_json
 from shoal.config import did_you_mean, validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP
-from shoal.experiment.command_options import BenchOptions, CheckpointBenchOptions, LimitsOptions
+from shoal.experiment.command_options import (
+    BenchOptions,
+    CheckpointBenchOptions,
+    LimitsOptions,
+    ReplayBenchOptions,
+)
 from shoal.experiment.options import RunOptions
 
-OPTIONS = ()
+OPTIONS = {
+    "throughput": BenchOptions,
+    "limits": LimitsOptions,
+    "replay": ReplayBenchOptions,
+    "checkpoints": CheckpointBenchOptions,
+}
+HELP_TEXT = """\
+usage: shoal bench BENCHMARK …
+
+  bench throughput ALGORITHM steps per second of the program that shoal train
+                             would run, and which share of the limits that is
+  bench limits ALGORITHM     what this machine allows: environments, inference
+                             and training alone, and the ceiling they imply
+  bench replay               items per second of the replay service
+  bench checkpoints          what checkpoints cost a learner, and how soon a
+                             resumed run learns
+
+Each has --help. For example: shoal bench throughput impala --env CartPole-v1"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -24,9 +46,7 @@ def run(words: Sequence[str]) -> int:
         "checkpoints": _checkpoints,
     }
     if not words or words[0] in HELP:
-        print("usage: shoal bench throughput ALGORITHM [OPTIONS]")
-        print("       shoal bench limits ALGORITHM [OPTIONS]\n       shoal bench replay [OPTIONS]")
-        print("       shoal bench checkpoints [OPTIONS]")
+        print(HELP_TEXT)
         return OK if words else USAGE
     if words[0] not in kinds:
         raise UserError(
@@ -98,13 +118,22 @@ def _limits(words: Sequence[str]) -> int:
 
 
 def _replay(words: Sequence[str]) -> int:
-    from shoal.bench.replay import main as measure
+    description = "The replay service under three kinds of work, in process and from a process of its own."
+    typed = parse(words, "shoal bench replay", description, ReplayBenchOptions)
+    options: ReplayBenchOptions = typed.make(ReplayBenchOptions)
+    from shoal.bench.replay import measure_all
 
-    return measure(list(words))
+    report = measure_all(options.repeat, options.quick, sys.stderr if options.json else sys.stdout)
+    if options.json:
+        print_json(report)
+    return OK
+
+
+_CHECKPOINTS = "What checkpoints cost a learner, and how soon a resumed run learns."
 
 
 def _checkpoints(words: Sequence[str]) -> int:
-    typed = parse(words, "shoal bench checkpoints", "What checkpoints cost a learner.", CheckpointBenchOptions)
+    typed = parse(words, "shoal bench checkpoints", _CHECKPOINTS, CheckpointBenchOptions)
     options: CheckpointBenchOptions = typed.make(CheckpointBenchOptions)
     from shoal.bench.checkpoints import checkpoints, lines
 

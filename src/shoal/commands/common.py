@@ -12,6 +12,30 @@ from shoal.errors import UserError
 from shoal.experiment.arguments import Typed, read
 
 OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
+    "shoal train": (
+        "shoal train ppo --env CartPole-v1",
+        "shoal train sac --env Pendulum-v1 --stop-steps 1e5 --seed 1",
+        "shoal train impala --env my_module:make_env --network my_module:Net",
+        "shoal train --config run.toml",
+    ),
+    "shoal resume": ("shoal resume runs/NAME", "shoal resume runs/NAME --stop-steps 2e6 --actors 4"),
+    "shoal config": ("shoal config runs/NAME > run.toml", "shoal train --config run.toml --seed 2"),
+    "shoal eval": ("shoal eval runs/NAME --episodes 100", "shoal eval runs/NAME:best --seed 1 --json"),
+    "shoal record": ("shoal record runs/NAME --output film.gif --episodes 3",),
+    "shoal export": ("shoal export runs/NAME --format onnx --output policy",),
+    "shoal sweep": ("shoal sweep sweep.toml", "shoal sweep sweep.toml --parallel 4 --trials 20"),
+    "shoal runs": ("shoal runs --sort return", "shoal runs --where state=crashed,env=CartPole-v1"),
+    "shoal status": ("shoal status runs/NAME",),
+    "shoal compare": ("shoal compare runs/* --by learning_rate",),
+    "shoal diff": ("shoal diff runs/A runs/B",),
+    "shoal plot": ("shoal plot runs/* --output curve.png",),
+    "shoal verify": ("shoal verify apex_dqn --env CartPole-v1 --updates 20",),
+    "shoal bench throughput": ("shoal bench throughput impala --env CartPole-v1 --repeat 5",),
+    "shoal bench limits": ("shoal bench limits impala --env CartPole-v1",),
+    "shoal bench replay": ("shoal bench replay --quick",),
+    "shoal bench checkpoints": ("shoal bench checkpoints --seconds 30",),
+}
 
 
 def parse(words: Sequence[str], command: str, description: str, options: type[Any], operands: str = "") -> Typed:
@@ -30,10 +54,10 @@ def one_run(typed: Typed, command: str) -> str:
     return typed.words[0]
 
 
-def print_help(command: str, description: str, *parts: Any, words: str = "") -> NoReturn:
+def print_help(command: str, description: str, *parts: Any, words: str = "", examples: Sequence[str] = ()) -> NoReturn:
     from shoal.experiment.usage import help_text
 
-    print(help_text(command, description, parts, words))
+    print(help_text(command, description, parts, words, examples or EXAMPLES.get(command, ())))
     raise SystemExit(OK)
 
 

@@ -34,7 +34,10 @@ OPTIONS = (EvalOptions,)
 
 
 def run(words: Sequence[str]) -> int:
-    description = "Play a trained policy again, from its run directory (RUN), its best checkpoint (RUN:best) or one."
+    description = (
+        "Play fresh greedy episodes with the policy of a run (RUN), of its best checkpoint (RUN:best) or of one "
+        "checkpoint's folder."
+    )
     typed = parse(words, "shoal eval", description, EvalOptions, "RUN")
     options: EvalOptions = typed.make(EvalOptions)
     source = one_run(typed, "shoal eval")

@@ -24,7 +24,7 @@ class VerifyOptions:
     """Print one JSON object."""
 
 
-OPTIONS = ()
+OPTIONS = (VerifyOptions,)
 
 
 def run(words: Sequence[str]) -> int:

@@ -36,6 +36,18 @@ class BenchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayBenchOptions:
+    """What is measured."""
+
+    repeat: Count = 5
+    """Windows of half a second, of which the best counts."""
+    quick: bool = False
+    """Only the three kinds of work: not growth, age and checkpoints of a large table."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointBenchOptions:
     """What is measured; each run fills its replay first."""
 

@@ -174,7 +174,9 @@ def named(given: Any, call: str) -> str:
 
 def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise UserError(f"There is no run directory {path}: give the folder that a training run has printed.")
+        raise UserError(
+            f"There is no run directory {path}: give the folder that a training run has printed; shoal runs lists them."
+        )
     try:
         record: Any = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
