@@ -25,7 +25,7 @@ from shoal.services.gradients import GradientServer
 from shoal.services.modules import SharedModule
 from shoal.services.weights import WeightStore
 
-SAMPLERS, TRAINERS, ENVS, ROWS, BATCH, STEPS = 2, 2, 8, 10, 64, 3_000
+SAMPLERS, TRAINERS, ENVS, ROWS, BATCH, STEPS = 2, 2, 8, 10, 256, 2_000
 TARGET_EVERY, PUBLISH_EVERY = 20, 5  # of a trainer's own updates
 
 
@@ -42,7 +42,7 @@ class Sampler:
         self.observation = self.envs.reset()
         self.policy = SharedModule(weights, make_network())
         self.policy.refresh(timeout=None)  # waits until there are weights
-        self.writer = Writer(replay, {"transitions": n_step(3, 0.98)}, name=current().name)
+        self.writer = Writer(replay, {"transitions": n_step(3, 0.95)}, name=current().name)
         self.returns: deque[float] = deque(maxlen=50)
 
     def step(self) -> None:
@@ -104,8 +104,8 @@ class Trainer:
 def main(runtime: str) -> float:
     program = Program()
     weights = program.add("weights", WeightStore)
-    gradients = program.add("gradients", GradientServer, rate=1e-3, optimizer="adam", max_staleness=10, max_steps=STEPS)
-    limiter = SamplesPerInsert(4.0, min_size=500, error_buffer=2_000)
+    gradients = program.add("gradients", GradientServer, rate=2e-3, optimizer="adam", max_staleness=10, max_steps=STEPS)
+    limiter = SamplesPerInsert(16.0, min_size=500, error_buffer=8_000)
     table = Table("transitions", 20_000, sampler=Prioritized(0.6), limiter=limiter)
     replay = program.add("replay", Replay, [table])
     samplers = [program.add(f"sampler/{index}", Sampler, weights, replay) for index in range(SAMPLERS)]

@@ -245,7 +245,8 @@ def test_the_users_own_environment_trains_on_the_inline_runtime(tmp_path: Path) 
 
 def test_the_environment_and_the_network_of_the_readme_train(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (tmp_path / "corridor.py").write_text(readme.split("`corridor.py`:")[1].split("```python\n")[1].split("```")[0])
+    for name in ("corridor.py", "networks.py"):
+        (tmp_path / name).write_text(readme.split(f"`{name}`:")[1].split("```python\n")[1].split("```")[0])
     words = readme.split("shoal train impala --env corridor:Corridor")[1].splitlines()[0].split()
     limits = ("--env", "corridor:Corridor", "--runtime", "inline", "--stop-updates", "3", "--json")
     result = last_line(shoal("train", "impala", *SMALL, *words, *limits, cwd=tmp_path).stdout)

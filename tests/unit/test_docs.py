@@ -1,0 +1,98 @@
+"""README and docs: every page is listed, every link leads somewhere, every command that is shown is understood."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal import cli, commands
+from shoal.commands.common import EXAMPLES
+from shoal.experiment import registry
+from shoal.experiment.arguments import read
+from shoal.experiment.command_options import Output, PlotOptions
+from shoal.experiment.config_files import CONFIG
+from shoal.experiment.options import RunOptions
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?:^|`|[Tt]ry )\$? ?shoal ([a-z][^`\n]*)", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings, and those that are written out."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain} | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_that_is_there(page: Path) -> None:
+    for target in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (page.parent / name).resolve() if name else page
+        assert found.exists(), f"{page.name} links to {target}"
+        assert found.is_relative_to(ROOT), f"{page.name} links out of the repository: {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{page.name} links to {target}, and there is no such heading"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {(ROOT / "docs" / target.partition("#")[0]).resolve() for target in LINK.findall(index)}
+    pages = {page for page in PAGES if page.is_relative_to(ROOT / "docs") and page.parent.name != "decisions"}
+    assert pages - listed - {ROOT / "docs" / "index.md"} == set()
+    assert ROOT / "docs" / "decisions" / "README.md" in listed
+
+
+@cache
+def owners() -> dict[str, list[type[Any]]]:
+    """The dataclasses whose fields are options, by command."""
+    own: dict[str, list[type[Any]]] = {"train": [RunOptions, Output], "resume": [RunOptions, Output]}
+    return own | commands.options() | {"plot": [PlotOptions], "algorithms": [], "completion": []}
+
+
+def shown() -> list[str]:
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    lines = [command for text in texts for command in COMMAND.findall(text)]
+    lines += [line.removeprefix("shoal ") for examples in EXAMPLES.values() for line in examples]
+    return sorted({re.split(r"\s+(?:#|>|\||&&)\s|\s*…", line)[0].strip() for line in lines})
+
+
+@pytest.mark.parametrize("line", shown())
+def test_every_command_that_is_shown_is_understood(line: str) -> None:
+    words = shlex.split(line)
+    command = " ".join(words[:2]) if words[0] == "bench" and len(words) > 1 else words[0]
+    words = words[len(command.split()) :]
+    assert command in owners() or command == "bench", f"shoal {line}"
+    taken = list(owners().get(command, []))
+    if command in ("train", *commands.TAKE_ALGORITHM) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        known = name in registry.names()
+        assert known or name == "ALGORITHM" or name.endswith(".py"), f"shoal {line}"
+        taken.append(registry.load(name if known else "impala").Config)
+    if CONFIG in words:
+        at = words.index(CONFIG)
+        del words[at : at + 2]
+    read(words, taken, f"shoal {command}", positional=True)
+
+
+def test_the_overview_names_every_command() -> None:
+    first = {line.split()[0] for line in cli.OVERVIEW.splitlines() if line.startswith("  ")}
+    assert first >= {name.split()[0] for name in owners()}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170
