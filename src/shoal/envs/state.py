@@ -203,9 +203,8 @@ def _load_mujoco(model: Any, data: Any, state: State) -> None:
     integrated = np.array(state["integrated"], np.float64)
     if integrated.shape != (mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION),):
         raise EnvFault(f"the state of a MuJoCo model has {integrated.size} numbers, which is not this one's.")
-    for _ in range(2):  # what is derived is worked out in between, which changes a part of what is integrated
-        mujoco.mj_setState(model, data, integrated, mujoco.mjtState.mjSTATE_INTEGRATION)
-        mujoco.mj_forward(model, data)
+    mujoco.mj_setState(model, data, integrated, mujoco.mjtState.mjSTATE_INTEGRATION)
+    mujoco.mj_forward(model, data)  # works out what is derived, which changes a part of what is integrated
     mujoco.mj_setState(model, data, integrated, mujoco.mjtState.mjSTATE_INTEGRATION)
     for name, array in _derived(data).items():
         saved = state["derived"].get(name)

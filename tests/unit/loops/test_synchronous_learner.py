@@ -85,6 +85,15 @@ def test_items_of_older_weights_are_thrown_away_and_counted() -> None:
     assert metrics.snapshot()["counts"]["learner_steps"] == 2
 
 
+def test_a_batch_with_one_older_item_is_thrown_away() -> None:
+    mixed = items(1, 2.0)
+    mixed.data["version"] = np.array([make_version(0, 0), make_version(0, 1)])
+    loop, made = loop_over(items(0, 1.0), mixed, items(1, 4.0), synchronous=True)
+    loop.step()
+    loop.step()
+    assert made.rewards == [[1.0, 1.0], [4.0, 4.0]]
+
+
 def test_otherwise_every_item_is_learned_from() -> None:
     loop, made = loop_over(items(0, 1.0), items(0, 2.0))
     loop.step()

@@ -238,6 +238,14 @@ def test_a_note_is_kept_once() -> None:
     assert metrics.snapshot()["notes"] == ["one", "two"]
 
 
+def test_a_report_that_comes_late_takes_nothing_back_and_adds_nothing_later() -> None:
+    metrics = Metrics()
+    for steps in (5, 3, 5, 6):
+        metrics.report("actor/0", {"env_steps": steps}, {}, {})
+    assert metrics.snapshot()["counts"] == {"env_steps": 6}
+    assert metrics.snapshot()["lives"]["actor/0"] == [0, {"env_steps": 6}]
+
+
 def test_the_last_step_of_the_budget_is_the_last() -> None:
     metrics = Metrics(max_steps=10)
     assert [metrics.spend_steps("a", 9), metrics.spend_steps("b", 1)] == [True, False]
