@@ -245,8 +245,7 @@ def test_what_was_done_before_the_server_was_lost_is_no_result_of_its_next_life(
     seen = np.array([[1, 0], [2, 0]])
 
     def act() -> None:
-        for _ in range(2):
-            answers.append(world.server.act("actor/0", 0, seen, outcome)[:, 2].tolist())
+        answers.extend(world.server.act("actor/0", 0, seen, outcome)[:, 2].tolist() for _ in range(2))
 
     world.begin(act)
     world.finish()
