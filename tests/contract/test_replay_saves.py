@@ -75,14 +75,15 @@ def test_a_replay_that_is_killed_in_a_run_comes_back_with_its_save(
     monkeypatch.setattr(view.Quiet, "note", lambda self, text: told.append(text))
     updates: list[int] = []
 
-    def kill_after_the_first(checkpoint: dict[str, Any]) -> bool:
-        updates.append(checkpoint["updates"])
+    def kill_after_some_learning(checkpoint: dict[str, Any]) -> bool:
+        if updates or checkpoint["updates"] > 50:
+            updates.append(checkpoint["updates"])
         if len(updates) == 1:
             os.kill(runs[0].pids()["replay/0"], signal.SIGKILL)
         return len(updates) == 4
 
     options: dict[str, Any] = {"checkpoint_every": 1.0, "checkpoint_replay": True, "stop_seconds": 120.0}
-    options |= {"run_dir": str(tmp_path / "run"), "on_checkpoint": kill_after_the_first, "eval_episodes": 2}
+    options |= {"run_dir": str(tmp_path / "run"), "on_checkpoint": kill_after_some_learning, "eval_episodes": 2}
     result = train(config(shards=2), quiet=True, runtime=runtime, **options)
     assert any(line.startswith("replay/0 comes back with what it has saved in checkpoint 0000") for line in told), told
     assert updates[0] < updates[1] < updates[2], "it goes on learning, and saving"
