@@ -23,7 +23,7 @@ from shoal.checkpoints import Checkpoints
 
 INTERVAL = 2.0  # seconds between two checkpoints
 SLACK = 3.0  # seconds in which a save may be asked for and written, on a machine that has other things to do
-LONGEST = 8.0  # seconds after its start at which a random kill comes at the latest
+LONGEST = 15.0  # seconds after its start at which a random kill comes at the latest
 GOAL = 475.0
 TRAIN = ["--env", "CartPole-v1", "--envs-per-actor", "16", "--stop-steps", "1000000000"]
 
@@ -81,6 +81,10 @@ class Command:
     def wait(self, seconds: float) -> None:
         assert self._process.wait(seconds) == 0, self._said.read_text()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -100,10 +104,11 @@ def kill_again_and_again(run: Path, kills: int, *, seed: int = 3, patience: floa
             else:
                 command.await_that(lambda known=known: _names(folder) > known, 90.0, "no checkpoint")  # type: ignore[misc]
                 command.live_for(chance.uniform(0.0, 0.9 * INTERVAL))
-                command.await_that(lambda: any(folder.glob(".saving-*")), 60.0, "no save")
+                aim = f".saving-{command.pid}-*"
+                command.await_that(lambda aim=aim: any(folder.glob(aim)), 60.0, "no save")  # type: ignore[misc]
         finally:
             command.kill()
-        outcome.during_a_save += any(folder.glob(".saving-*"))
+        outcome.during_a_save += any(folder.glob(f".saving-{command.pid}-*"))
         outcome.before_learning += _seconds(run) <= told
         found, complaints = Checkpoints(folder).newest()
         assert found is not None
