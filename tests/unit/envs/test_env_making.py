@@ -16,7 +16,9 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import VectorEnv
 
 from shoal import envs
-from shoal.envs.vectorizers import InProcess
+from shoal.envs import EnvSpec
+from shoal.envs.choosing import measure
+from shoal.envs.vectorizers import InProcess, spread
 from shoal.errors import UserError
 
 MY_MODULE = """
@@ -213,3 +215,97 @@ def test_describing_does_not_import_torch() -> None:
     code = "import sys; from shoal import envs; envs.describe('CartPole-v1'); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert found == ["False"]
+
+
+class Picture(gymnasium.Env[Any, Any]):
+    """Small pictures of the time; knows with what it was made."""
+
+    observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
+    action_space = spaces.Discrete(2)
+    made: list[tuple[int, str]]
+
+    def __init__(self, seed: int = -1, colour: str = "grey") -> None:
+        self.time = 0
+        Picture.made.append((seed, colour))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return np.zeros((40, 40), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return np.full((40, 40), self.time, np.uint8), 1.0, False, False, {}
+
+
+def described() -> EnvSpec:
+    space, action = Picture.observation_space, Picture.action_space
+    return EnvSpec(Picture, space, action, "other", None, None, options={"colour": "red"}, stack=3, limit=2)
+
+
+def test_a_factory_is_called_once_for_every_environment_with_a_seed_of_its_own() -> None:
+    Picture.made = []
+    envs.make(Picture, 3, seed=5, vectorizer="sync").close()
+    assert Picture.made == [(seed, "grey") for seed in spread(5, 3)]
+    assert len(set(spread(5, 3))) == 3
+
+
+def test_what_a_description_says_holds_where_nothing_else_is_given() -> None:
+    for given, colour, stack, limit in (
+        ({}, "red", 3, 2),
+        ({"options": {"colour": "blue"}, "stack": 4, "limit": 5}, "blue", 4, 5),
+    ):
+        Picture.made = []
+        vector = envs.make(described(), 1, seed=0, vectorizer="sync", **given)  # type: ignore[arg-type]
+        assert [made[1] for made in Picture.made] == [colour]
+        assert vector.stacks == {"observation": stack}
+        assert lengths(vector) == {limit}
+        vector.close()
+
+
+def test_environments_that_are_limited_one_by_one_do_not_cut_each_other() -> None:
+    """The second one begins a step later, as its first episode ends by itself."""
+
+    class Once(Picture):
+        def __init__(self, ends: bool) -> None:
+            super().__init__()
+            self.ends = ends
+
+        def step(self, action: Any) -> Any:
+            observation, reward, _, _, info = super().step(action)
+            ended, self.ends = self.ends, False
+            return observation, reward, ended, False, info
+
+    Picture.made = []
+    first = iter([False, True])
+    vector = envs.make(lambda: Once(next(first)), 2, seed=0, vectorizer="sync", limit=4)
+    vector.reset()
+    for _ in range(12):
+        vector.step(np.zeros(2, np.int64))
+    assert sorted(episode.length for episode in vector.episodes()) == [1, 4, 4, 4, 4]
+    vector.close()
+
+
+def test_a_row_that_resets_is_no_measure_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only steps and resets turn: 3 ms and 1 ms, of which the processor computes a part."""
+    now = {"wall": 0.0, "processor": 0.0, "computes": 0.0}
+    monkeypatch.setattr("shoal.envs.choosing.time.perf_counter", lambda: now["wall"])
+    monkeypatch.setattr("shoal.envs.choosing.time.process_time", lambda: now["processor"])
+
+    class Timed(Picture):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            now["wall"] += 0.001
+            return super().reset()
+
+        def step(self, action: Any) -> Any:
+            now["wall"] += 0.003
+            now["processor"] += now["computes"]
+            observation, reward, _, _, info = super().step(action)
+            return observation, reward, self.time == 2, False, info
+
+    Picture.made = []
+    for now["computes"], waits in ((0.002, False), (0.001, True)):
+        vector = envs.make(Timed, 1, seed=0, vectorizer="sync")
+        vector.reset()
+        found = measure(vector)
+        assert (round(found.seconds, 6), found.waits) == (0.003, waits)
+        vector.close()

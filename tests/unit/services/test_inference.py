@@ -253,6 +253,34 @@ def test_what_was_done_before_the_server_was_lost_is_no_result_of_its_next_life(
     world.replay.close()
 
 
+def test_a_slot_writes_to_the_shard_of_its_actors_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, homes = World(8, 0.0, {"actor/2": 8}), []
+
+    def sender(policy: Any, replays: Any, patterns: Any, name: str, home: int) -> Any:
+        homes.append((name, home))
+
+    monkeypatch.setattr("shoal.services.inference.Sender", sender)
+    slot = world.server._open("actor/2", 1, 4)
+    assert homes == [("actor/2", 2)]
+    assert slot.recorder.environments.tolist() == [8, 9, 10, 11]
+    world.replay.close()
+
+
+def test_measurements_are_of_what_came_since_the_last_and_staleness_is_counted_in_updates() -> None:
+    world = World(8, 0.0)
+    server = world.server
+    server._batches = [2, 4]
+    server._measure()
+    assert server._report.values["inference_batch"] == 3.0
+    server._report.values.clear()
+    server._measure()
+    assert "inference_batch" not in server._report.values
+    world.publish(7)
+    server._refresh()
+    assert (server._report.values["acting_staleness"], world.policy.weights) == (7, 7)
+    world.replay.close()
+
+
 def test_closing_wakes_the_old_lives_of_actors_too() -> None:
     world, ended = World(8, 10.0, {"actor/0": 0}), []
 
