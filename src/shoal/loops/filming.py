@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class Filming:
         self._mark = Path(plan.folder) / UNDER_WAY
         if self._mark.exists() and current().restarts:
             self._end("its process ended while it made one")
-        self._mark.unlink(missing_ok=True)
+        self._clear()
 
     def due(self) -> bool:
         return self._working and monotonic() >= self._next
@@ -95,7 +96,7 @@ class Filming:
         except Exception as error:  # of the environment's drawing, the encoder, the disk
             self._end(f"{type(error).__name__}: {error}")
         finally:
-            self._mark.unlink(missing_ok=True)
+            self._clear()
 
     def _film(self, path: Path, weights: Columns, give_up: Callable[[], bool]) -> None:
         if self._policy is None:
@@ -109,6 +110,12 @@ class Filming:
             films.write_whole(path, lambda whole: write(whole, pictures(made, self._policy, 1, [], give_up), rate))
         finally:
             made.close()
+
+    def _clear(self) -> None:
+        """Take away the mark, and what a process that was killed has left of a film."""
+        with contextlib.suppress(OSError):
+            for path in [*self._mark.parent.glob(f".*.{self._plan.format}"), self._mark]:
+                path.unlink(missing_ok=True)
 
     def _end(self, why: str) -> None:
         self._working = False

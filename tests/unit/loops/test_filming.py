@@ -147,8 +147,10 @@ def test_a_process_that_ended_while_it_filmed_does_not_try_again(tmp_path: Path)
     (tmp_path / "films").mkdir()
     mark = tmp_path / "films" / UNDER_WAY
     mark.touch()
+    (tmp_path / "films" / ".000000012.77.gif").write_bytes(b"half a film")
     notes: list[str] = []
     assert made(tmp_path, notes).due(), "another run, that was killed and goes on"
+    assert list((tmp_path / "films").iterdir()) == []
     mark.touch()
     set_current(Context("evaluator", seed=1, restarts=1))
     assert not made(tmp_path, notes).due()
