@@ -25,15 +25,24 @@ def make_drawn(spec: EnvSpec, seed: int) -> Envs:
     """One environment that can be drawn, also where there is no screen."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame looks for a screen, and says that there is none
     options = {"render_mode": "rgb_array"} if _takes_render_mode(spec.env) else {}
-    return make(spec, 1, seed=seed, options=options, vectorizer=_single(spec.env))
+    try:
+        return make(spec, 1, seed=seed, options=options, vectorizer=_single(spec.env))
+    except UserError as error:
+        if "'render_mode'" in str(error) and "render_mode" not in spec.options:  # it was not the user who asked for it
+            raise UserError(_wanted(spec.name)) from error
+        raise
+
+
+def _wanted(name: str) -> str:
+    return (
+        f"{name} gives no pictures: its render() must return an array [height, width, 3] of bytes; a factory that takes "
+        "render_mode is given 'rgb_array'."
+    )
 
 
 def picture(made: Envs) -> Array:
     """What the environment looks like now, bytes [height, width, 3]."""
-    wanted = (
-        f"{made.environment} gives no pictures: its render() must return an array [height, width, 3] of bytes; a "
-        "factory that takes render_mode is given 'rgb_array'."
-    )
+    wanted = _wanted(made.environment)
     try:
         found = made.picture()
     except gymnasium.error.DependencyNotInstalled as error:
