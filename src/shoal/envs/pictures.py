@@ -35,8 +35,8 @@ def make_drawn(spec: EnvSpec, seed: int) -> Envs:
 
 def _wanted(name: str) -> str:
     return (
-        f"{name} gives no pictures: its render() must return an array [height, width, 3] of bytes; a factory that takes "
-        "render_mode is given 'rgb_array'."
+        f"{name} gives no pictures: its render() must return an array [height, width, 3] of bytes; a factory that "
+        "takes render_mode is given 'rgb_array'."
     )
 
 

@@ -18,6 +18,7 @@ QUICK = 3e-3  # seconds of an update, below which what it costs to begin one cou
 FEW = 64  # environments of an actor, below which a larger batch costs inference little more
 FREE = 0.6  # of a core that nobody uses, from which on another node has room
 MANY = 512  # items of a batch that is not made larger
+WIDE = 128  # units of a layer, from which on a network is large enough for several threads, or to be made smaller
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,12 @@ class Ran:
         """Cores that nobody has used, on average."""
         working = (1.0 - waiting(parts) for node, parts in self.times.items() if node != "evaluator")
         return (self.cores or len(os.sched_getaffinity(0))) - sum(working)
+
+    @property
+    def large(self) -> bool:
+        """Whether the network is one for which arithmetic counts more than what calls cost; one's own is taken for it."""
+        widths = [*(self.get("hidden") or ()), *(self.get("critic_hidden") or ()), self.get("lstm") or 0]
+        return self.get("network") is not None or max(widths) >= WIDE
 
     def get(self, field: str) -> Any:
         return getattr(self.cfg, field, None)
@@ -147,10 +154,15 @@ def _learning(ran: Ran) -> Advice | None:
         return ran.times_two(
             "batch", f"an update takes {seconds * 1e3:.1f} ms, of which much is the same for any batch"
         )
-    if ran.free >= FREE and ran.get("learner_threads") is not None:
+    if ran.free >= FREE and ran.get("learner_threads") is not None and ran.large:
         cores = max(2, int(ran.get("learner_threads") + ran.free + 0.5))
         return Advice(
             "--learner-threads", cores, ran.get("learner_threads"), "the learner is the slow part, and cores are idle"
+        )
+    if (ran.get("minibatches") or 1) > 1 and not ran.large:
+        now = int(ran.get("minibatches"))
+        return Advice(
+            "--minibatches", now // 2, now, "the learner is the slow part: fewer and larger steps cost it less"
         )
     if ran.get("samples_per_insert"):
         now = float(ran.get("samples_per_insert"))
@@ -205,7 +217,7 @@ def _more_actors(ran: Ran, why: str) -> Advice:
 def _smaller_network(ran: Ran, why: str) -> Advice | None:
     for field in ("hidden", "actor_hidden"):
         widths = ran.get(field)
-        if widths and ran.get("network") is None:
+        if widths and ran.get("network") is None and max(widths) >= WIDE:
             half = " ".join(str(max(1, width // 2)) for width in widths)
             return Advice(option(field), half, " ".join(map(str, widths)), why)
     return None

@@ -72,7 +72,8 @@ class Filming:
         note: Callable[[str], None],
     ) -> None:
         self._plan, self._spec, self._seed, self._note = plan, spec, seed, note
-        self._make_policy, self._policy = make_policy, None
+        self._make_policy = make_policy
+        self._policy: Policy | None = None
         self._next, self._working = 0.0, True
         self._mark = Path(plan.folder) / UNDER_WAY
         if self._mark.exists() and current().restarts:
@@ -99,15 +100,14 @@ class Filming:
             self._clear()
 
     def _film(self, path: Path, weights: Columns, give_up: Callable[[], bool]) -> None:
-        if self._policy is None:
-            self._policy = self._make_policy(self._seed)
-        self._policy.load(weights)
+        policy = self._policy = self._policy or self._make_policy(self._seed)
+        policy.load(weights)
         self._seed += 1
         write = films.writer_for(path.suffix)
         made = make_drawn(self._spec, self._seed)
         try:
             rate = float(made.metadata.get("render_fps") or films.PER_SECOND)
-            films.write_whole(path, lambda whole: write(whole, pictures(made, self._policy, 1, [], give_up), rate))
+            films.write_whole(path, lambda whole: write(whole, pictures(made, policy, 1, [], give_up), rate))
         finally:
             made.close()
 

@@ -48,9 +48,9 @@ SERVED = {
 }
 WORKERS = {"worker/0": {"environment": 0.5, "learning": 0.5}, "learner": {"waiting for gradients": 1.0}}
 WAITING_WORKERS = {"worker/0": {"learning": 0.4, "waiting": 0.6}, "learner": {"waiting for gradients": 1.0}}
-SMALL, LARGE = impala.Config(envs_per_actor=16), impala.Config(envs_per_actor=256, hidden=(64, 64))
+SMALL, LARGE = impala.Config(envs_per_actor=16), impala.Config(envs_per_actor=256, hidden=(256, 256))
 RATIO = apex_dqn.Config(samples_per_insert=4.0, envs_per_actor=64)
-CENTRAL = impala.Config(inference="central", actors=2)
+CENTRAL = impala.Config(inference="central", actors=2, hidden=(256, 256))
 
 CASES = {
     "a slow environment, with idle cores": Case(SLOW_ENVIRONMENT, "--actors", 8),
@@ -59,14 +59,15 @@ CASES = {
     "a slow environment, on a cluster": Case(SLOW_ENVIRONMENT, "--actors", 2, cores=1, more=(("runtime", "ray"),)),
     "a slow policy, few environments": Case(SLOW_POLICY, "--envs-per-actor", 32, SMALL),
     "a slow policy, many environments, idle cores": Case(SLOW_POLICY, "--actors", 8, LARGE),
-    "a slow policy, all cores used": Case(SLOW_POLICY, "--hidden", "32 32", LARGE, cores=1),
+    "a slow policy, all cores used": Case(SLOW_POLICY, "--hidden", "128 128", LARGE, cores=1),
     "a slow policy, and a GPU": Case(SLOW_POLICY, "--acting-device", "cuda", more=(("gpu", True),)),
-    "a slow learner, with idle cores": Case(SLOW_LEARNER, "--learner-threads", 4, cores=4),
+    "a slow learner, with idle cores": Case(SLOW_LEARNER, "--learner-threads", 4, LARGE, cores=4),
     "a slow learner, and a GPU": Case(SLOW_LEARNER, "--device", "cuda", more=(("gpu", True),)),
     "a learner of quick updates": Case(SLOW_LEARNER, "--batch", 64, updates=1000.0),
     "a slow learner held to a ratio": Case(SLOW_LEARNER, "--samples-per-insert", "2", RATIO, cores=1),
-    "a slow learner of several passes": Case(SLOW_LEARNER, "--epochs", 2, ppo.Config(), cores=1),
-    "a slow learner and nothing else": Case(SLOW_LEARNER, "--hidden", "32 32", LARGE, cores=1),
+    "a slow learner of several passes": Case(SLOW_LEARNER, "--epochs", 2, ppo.Config(minibatches=1), cores=1),
+    "a slow learner of many small steps": Case(SLOW_LEARNER, "--minibatches", 2, ppo.Config()),
+    "a slow learner and nothing else": Case(SLOW_LEARNER, "--hidden", "128 128", LARGE, cores=1),
     "a learner that publishes": Case(
         {"actor/0": actor(waiting_to_insert=0.9), "learner": learner(0.2, publishing=0.8)}, "--publish-every", 4
     ),
@@ -79,7 +80,7 @@ CASES = {
     "a queue that is too short": Case(SLOW_REPLAY, "--queue", 256),
     "too few actors of a synchronous method": Case(SYNCHRONOUS, "--actors", 2, ppo.Config(actors=1), cores=2),
     "a slow inference server, idle cores": Case(SERVED, "--inference-servers", 2, CENTRAL),
-    "a slow inference server, all cores used": Case(SERVED, "--hidden", "32 32", CENTRAL, cores=1),
+    "a slow inference server, all cores used": Case(SERVED, "--hidden", "128 128", CENTRAL, cores=1),
     "too few workers": Case(WORKERS, "--actors", 4, a3c.Config(actors=1), cores=4),
     "a slow gradient service": Case(WAITING_WORKERS, "--shards", 2, a3c.Config(actors=2)),
     "a slow gradient service of one worker": Case(WAITING_WORKERS, "--unroll", 40, a3c.Config(actors=1)),
@@ -117,8 +118,9 @@ def test_what_is_advised_is_a_field_of_the_config_and_says_what_it_is_now(name: 
         {"actor/0": actor(environment=0.95, waiting_to_insert=0.05), "learner": learner(0.9)},
         {"learner": learner(0.1)},
         {"worker/0": {"learning": 0.9}, "worker/1": {"learning": 0.9}},
+        SLOW_LEARNER,
     ],
-    ids=["nobody waits", "one node", "workers that use all cores"],
+    ids=["nobody waits", "one node", "workers that use all cores", "a small network that no thread would help"],
 )
 def test_where_no_setting_helps_none_is_named(times: dict[str, dict[str, float]]) -> None:
     assert advise(Ran(times, impala.Config(), cores=2)) is None
