@@ -55,7 +55,7 @@ class Ran:
 
     @property
     def large(self) -> bool:
-        """Whether the network is one for which arithmetic counts more than what calls cost; one's own is taken for it."""
+        """Whether arithmetic counts more for the network than what calls cost; one's own is taken for such."""
         widths = [*(self.get("hidden") or ()), *(self.get("critic_hidden") or ()), self.get("lstm") or 0]
         return self.get("network") is not None or max(widths) >= WIDE
 

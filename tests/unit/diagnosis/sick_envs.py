@@ -90,18 +90,29 @@ class Spoiled(Well):
         return seen
 
 
-class Exits(Well):
+class Later(Well):
+    """Later than it is tried before a run."""
+
+    made = 0
+
     def reward(self) -> float:
-        if self.steps == 9:
-            os._exit(7)
+        self.made += 1
+        if self.made == 50:
+            self.end()
         return 1.0
 
+    def end(self) -> None:
+        raise NotImplementedError
 
-class Hangs(Well):
-    def reward(self) -> float:
-        if self.steps == 9:
-            time.sleep(1000.0)
-        return 1.0
+
+class Exits(Later):
+    def end(self) -> None:
+        os._exit(7)
+
+
+class Hangs(Later):
+    def end(self) -> None:
+        time.sleep(1000.0)
 
 
 class Nested(Well):
