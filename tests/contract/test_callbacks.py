@@ -14,7 +14,8 @@ CONFIG = impala.Config(envs_per_actor=4, batch=4, queue=8, unroll=5, hidden=(8,)
 
 
 def test_a_callback_hears_of_evaluations_and_checkpoints_and_ends_the_run(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("pandas")
     heard: dict[str, list[Any]] = {"evaluation": [], "progress": [], "checkpoint": []}
 
     def on_evaluation(row: dict[str, Any]) -> bool:
@@ -39,7 +40,13 @@ def test_a_callback_hears_of_evaluations_and_checkpoints_and_ends_the_run(tmp_pa
     assert heard["progress"][0].keys() >= {"seconds", "restarts"}
     assert result.evaluations["eval_return"][:3] == [row["eval_return"] for row in heard["evaluation"][:3]]
     assert result.metrics["env_steps"][-1] == result.env_steps
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert result.metrics.frame()["env_steps"].iloc[-1] == result.env_steps
+    assert list(result.evaluations.frame()["eval_return"]) == result.evaluations["eval_return"]
+    written = loading.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    written.Reload()
+    assert [event.value for event in written.Scalars("eval_return")] == pytest.approx(result.evaluations["eval_return"])
+    assert [event.step for event in written.Scalars("eval_return")] == result.evaluations["env_steps"]
+    assert written.Scalars("learner_steps")[-1].value == result.learner_steps
     assert shoal.load(result.run_dir).act([0.0] * 4) in (0, 1)
 
 
@@ -52,3 +59,19 @@ def test_what_a_callback_raises_ends_the_run_in_order_and_is_raised(tmp_path: Pa
             CONFIG, quiet=True, on_evaluation=fail, runtime="inline", run_dir=str(tmp_path / "run"), stop_updates=500
         )
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["progress", "checkpoint"])
+def test_each_callback_may_end_the_run(kind: str, tmp_path: Path) -> None:
+    result = shoal.train(
+        CONFIG,
+        quiet=True,
+        runtime="inline",
+        run_dir=str(tmp_path / "run"),
+        eval_episodes=1,
+        checkpoint_updates=5,
+        stop_updates=5000,
+        **{f"on_{kind}": lambda row: True},
+    )
+    assert result.stopped_by == "callback"
+    assert result.learner_steps < 5000

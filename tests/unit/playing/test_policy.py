@@ -333,3 +333,12 @@ def test_an_evaluation_plays_as_the_runs_evaluator_did_and_closes_its_environmen
     run = saved_run(tmp_path / "run", eval_limit=3)
     assert shoal.evaluate(run, episodes=4, seed=0).returns == (3.0,) * 4
     assert closed[-1] == 4  # after those in which it was tried
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_observations_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
+    policy = shoal.load(saved_run(tmp_path / "run"))
+    sentence = "observation holds numbers that are not finite"
+    for observation in ([0.0, value, 0.0, 0.0], [[0.0] * 4, [0.0, 0.0, 0.0, value]]):
+        with pytest.raises(UserError, match=sentence):
+            policy.act(observation)
