@@ -44,4 +44,6 @@ def run(words: Sequence[str]) -> int:
 def _cell(value: object) -> str:
     if value is None:
         return "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

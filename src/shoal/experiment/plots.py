@@ -16,7 +16,7 @@ from shoal.errors import UserError
 from shoal.experiment import directory, registry
 from shoal.experiment.grouping import Group, chosen, grouped, is_number, put_together, words
 from shoal.experiment.pictures import GREY, new_figure, plain, save, short_number, styles, title_of
-from shoal.experiment.run_lists import state_of
+from shoal.experiment.run_lists import run_folders, state_of
 from shoal.experiment.statistics import interval_of_curves, middle_of_curves
 
 Array = npt.NDArray[np.float64]
@@ -114,8 +114,7 @@ def read_runs(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Run]:
     for path in paths:
         given.setdefault(path.resolve(), path)  # the same one twice is drawn once
     for path in given.values():
-        inside = sorted(file.parent for file in path.glob(f"*/{directory.CONFIG}")) if path.is_dir() else []
-        for one in [path] if not inside or (path / directory.CONFIG).exists() else inside:
+        for one in run_folders(path) or [path]:
             try:
                 found.append(_read_run(one))
             except UserError as error:

@@ -93,23 +93,24 @@ def is_held(path: Path) -> bool:
         return False
 
 
+def run_folders(folder: Path) -> list[Path]:
+    """The runs in a folder, also below two folders more (sweeps); or the folder itself where it is one."""
+    if (folder / directory.CONFIG).exists():
+        return [folder]
+    patterns = (f"{pattern}/{directory.CONFIG}" for pattern in ("*", "*/*", "*/*/*"))
+    return [file.parent for pattern in patterns for file in sorted(folder.glob(pattern))]
+
+
 def find_runs(folders: Sequence[Path]) -> tuple[list[RunState], list[str]]:
-    """All runs in these folders, or these runs themselves, also below one folder more (sweeps); and what is damaged."""
+    """All runs in these folders, or these runs themselves; and what is damaged."""
     found: dict[Path, RunState] = {}
     strange = []
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}: give one that holds runs.")
-        inside = [folder] if (folder / directory.CONFIG).exists() else []
-        for pattern in ("*", "*/*", "*/*/*"):
-            inside += (
-                []
-                if inside[:1] == [folder]
-                else sorted(file.parent for file in folder.glob(f"{pattern}/{directory.CONFIG}"))
-            )
-        for path in inside:
+        for path in run_folders(folder):
             try:
-                found[path] = state_of(path)
+                found.setdefault(path.resolve(), state_of(path))
             except UserError as error:
                 strange.append(str(error))
     return list(found.values()), strange

@@ -133,6 +133,9 @@ def test_a_folder_of_runs_is_drawn_and_what_is_no_run_in_it_is_passed_over(tmp_p
     (tmp_path / "runs" / "strange").mkdir()
     said: list[str] = []
     assert len(plots.read_runs([tmp_path / "runs"], said.append)) == 1
+    assert len(plots.read_runs([tmp_path], said.append)) == 1, (
+        "also of a sweep, which has its runs in a folder of its own"
+    )
     assert len(plots.read_runs(sorted((tmp_path / "runs").iterdir()), said.append)) == 1
     assert said == [f"left out: {tmp_path}/runs/strange is not a run directory: it has no config.json."]
 
