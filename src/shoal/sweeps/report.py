@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import os
 from collections.abc import Sequence
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from shoal.experiment.config_files import as_toml
+from shoal.experiment.pictures import COLOURS, plain
 from shoal.experiment.tables import Table, aligned, table
 from shoal.sweeps.log import SweepLog, Trial
-from shoal.sweeps.spec import Sweep
+from shoal.sweeps.spec import Choices, Parameter, Sweep
 
 RESULTS, BEST, IMPORTANCE = "results.csv", "best.toml", "importance.png"
+ACROSS = 4  # panels beside each other
 BINS = 4  # into which the values of a range are put to see what they explain
 
 
@@ -150,29 +153,40 @@ def _groups(chosen: Sequence[Any]) -> list[int]:
 def _draw(sweep: Sweep, log: SweepLog, path: Path) -> bool:
     """A panel with bars, and one for each parameter with the trials' values; False where nothing can be drawn."""
     found = importance(sweep, log)
-    try:
-        import matplotlib
-    except ImportError:
+    if not found or importlib.util.find_spec("matplotlib") is None:
         return False
-    if not found:
-        return False
-    matplotlib.use("Agg", force=False)
     from matplotlib.figure import Figure
 
     scored = [(trial, value) for trial in log.trials.values() if (value := value_of(sweep, trial)) is not None]
     names = sorted(found, key=lambda name: found[name])
-    figure = Figure(figsize=(4.0 * (1 + len(names)), 3.2), layout="constrained")
-    bars, *panels = figure.subplots(1, 1 + len(names), squeeze=False)[0]
-    bars.barh(names, [found[name] for name in names], color="tab:blue")
+    columns = min(ACROSS, 1 + len(names))
+    figure = Figure(figsize=(3.6 * columns, 3.2 * -(-(1 + len(names)) // columns)), layout="constrained")
+    bars, *panels = figure.subplots(-(-(1 + len(names)) // columns), columns, squeeze=False).flat
+    bars.barh(names, [found[name] for name in names], color=COLOURS[0], height=0.6)
     bars.set(xlim=(0, 1), xlabel="part of the variance explained", title=f"{len(scored)} trials")
-    for panel, name in zip(panels, reversed(names)):
-        chosen = [trial.parameters[name] for trial, _ in scored]
-        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in chosen)
-        panel.plot(chosen if numeric else list(map(str, chosen)), [value for _, value in scored], "o", alpha=0.6)
-        parameter = sweep.parameters[name]
-        if numeric and (getattr(parameter, "log", False) or (min(chosen) > 0 and max(chosen) / min(chosen) >= 10)):
-            panel.set_xscale("log")
-        panel.set(xlabel=name, ylabel=sweep.settings.metric)
-        panel.grid(alpha=0.3)
+    plain(bars)
+    for index, (panel, name) in enumerate(zip(panels, reversed(names))):
+        _draw_parameter(panel, sweep.parameters[name], [trial.parameters[name] for trial, _ in scored], scored)
+        panel.set_xlabel(name)
+        if (1 + index) % columns == 0 or index == 0:
+            panel.set_ylabel(sweep.settings.metric)
+        plain(panel)
+    for panel in panels[len(names) :]:
+        panel.set_axis_off()
     figure.savefig(path, dpi=110)
     return True
+
+
+def _draw_parameter(panel: Any, parameter: Parameter, chosen: Sequence[Any], scored: Sequence[Any]) -> None:
+    """Trials by the value they had: a range on an axis of numbers, choices side by side in their order."""
+    values = [value for _, value in scored]
+    if isinstance(parameter, Choices):
+        names = [_cell(list(each) if isinstance(each, tuple) else each) for each in parameter.values]
+        places = [names.index(_cell(list(each) if isinstance(each, tuple) else each)) for each in chosen]
+        panel.plot(places, values, "o", color=COLOURS[0], alpha=0.6)
+        panel.set_xticks(range(len(names)), names)
+        panel.set_xlim(-0.5, len(names) - 0.5)
+        return
+    panel.plot(chosen, values, "o", color=COLOURS[0], alpha=0.6)
+    if parameter.log or (min(chosen) > 0 and max(chosen) / min(chosen) >= 10):
+        panel.set_xscale("log")
