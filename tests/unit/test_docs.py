@@ -83,6 +83,8 @@ def test_every_command_that_is_shown_is_understood(line: str) -> None:
         known = name in registry.names()
         assert known or name == "ALGORITHM" or name.endswith(".py"), f"shoal {line}"
         taken.append(registry.load(name if known else "impala").Config)
+    if command == "resume":  # it takes those of the run's algorithm
+        taken.append(registry.load("impala").Config)
     if CONFIG in words:
         at = words.index(CONFIG)
         del words[at : at + 2]
