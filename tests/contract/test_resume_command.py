@@ -58,6 +58,22 @@ def test_resume_auto_starts_goes_on_after_sigterm_and_does_nothing_after_the_end
     assert (run / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mark", ["run.lock", "config.json"])
+def test_a_run_that_is_killed_while_it_starts_is_started_by_the_same_line(tmp_path: Path, mark: str) -> None:
+    """As by a batch scheduler, which knows nothing of what a run has come to."""
+    run = tmp_path / "run"
+    words = ["train", "impala", *SMALL, "--run-dir", str(run), "--resume", "auto"]
+    with subprocess.Popen([sys.executable, "-m", "shoal", *words, "--stop-updates", "1000000"]) as first:
+        deadline = time.monotonic() + 90
+        while not (run / mark).exists() and first.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        first.kill()
+    assert not list(run.glob("checkpoints/0*"))
+    assert main([*words, "--runtime", "inline", "--stop-updates", "3"]) == 0
+    assert summary(run)["learner_steps"] == 3
+
+
 def test_an_algorithm_without_a_state_is_told_once_runs_and_goes_on_from_its_weights(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ class RunDirectory:
                 path = _make_new(path)
             else:
                 path.mkdir(parents=True, exist_ok=True)
-                if any(path.iterdir()):
+                if not all(_left_by_a_kill(file) for file in path.iterdir()):
                     raise UserError(f"--run-dir {path} holds files already: give a new or empty folder.")
             made = RunDirectory(path, warn)
             made._metrics = (path / METRICS).open("a", encoding="utf-8")
@@ -137,6 +137,12 @@ class RunDirectory:
             except OSError:
                 pass  # what could not be flushed has been warned of
             self._metrics = None
+
+
+def _left_by_a_kill(file: Path) -> bool:
+    """Whether it is of a run that was killed before it could even say what it is; who is about to has its lock."""
+    empty = file.name == METRICS and file.stat().st_size == 0
+    return empty or file.name == LOCK or file.name.startswith(f".{CONFIG}.")
 
 
 class _Replacing:

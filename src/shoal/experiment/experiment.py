@@ -116,6 +116,8 @@ class Experiment:
                     program, directory.path, meta.get(REPLAY, {}), lambda text: self._tell(text, directory, display)
                 )
                 self.reviving.attach(supervisor)
+                if self.resumed is None:
+                    directory.write_config(self._record())  # whoever is killed from now on can go on
                 given: dict[str, Any] = {"ray_address": options.ray_address, "states": states}
                 run = launch(program, options.runtime, seed=self._seed(), supervisor=supervisor, **given)
             except BaseException:
@@ -124,7 +126,8 @@ class Experiment:
                 raise
             with run:
                 interrupts.started = True
-                directory.write_config(self._record())
+                if self.resumed is not None:
+                    directory.write_config(self._record())
                 listeners = self._listen(directory, display)
                 store = Checkpoints(directory.path / CHECKPOINTS, options.keep)
                 checkpointer = Checkpointer(store, run, program, options, display.note, self.reviving.saved)

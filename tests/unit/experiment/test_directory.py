@@ -36,6 +36,15 @@ def test_a_folder_that_holds_files_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["precious"]
 
 
+def test_what_a_run_has_left_that_was_killed_at_once_is_no_run(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "run.lock", ".config.json.4711"):
+        (tmp_path / name).touch()
+    create(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="holds files already"):
+        create(tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot be written \(Not a directory\): give another one with --run-dir"):
