@@ -59,9 +59,12 @@ def test_what_is_frozen_without_old_weights_stays_as_it_was_made_and_everybody_a
     assert not equal(made, learned)
 
 
-def test_restored_weights_play_as_the_old_ones_also_in_another_algorithm_and_in_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_restored_weights_play_as_the_old_ones_also_in_another_algorithm_and_in_processes(
+    tmp_path: Path, runtime: str
+) -> None:
     run(tmp_path / "old")
-    run(tmp_path / "new", "ppo", updates=1, values=STILL, restore=str(tmp_path / "old"), runtime="local")
+    run(tmp_path / "new", "ppo", updates=1, values=STILL, restore=str(tmp_path / "old"), runtime=runtime)
     before, after = (shoal.evaluate(tmp_path / name, episodes=5, seed=3) for name in ("old", "new"))
     assert before.eval_return == after.eval_return
 
