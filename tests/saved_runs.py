@@ -27,10 +27,18 @@ def saved_run(path: Path, algorithm: str = "impala", seed: int = 0, **chosen: An
     weights = page.make_policy(cfg, env, seed).state_dict()["weights"]
     random = np.random.default_rng(seed)  # as made, many heads are so small that actions hardly differ
     noisy = {
-        name: value + random.normal(0, 0.3, value.shape).astype(value.dtype) if value.dtype.kind == "f" else value
+        name: value + random.normal(0, _noise(value), value.shape).astype(value.dtype)
+        if value.dtype.kind == "f"
+        else value
         for name, value in weights.items()
     }
     noisy |= {name: np.abs(value) for name, value in noisy.items() if name.endswith("variance")}
     made.write_weights(noisy)
     made.close()
     return path
+
+
+def _noise(weight: Any) -> float:
+    """Less for wide layers: activations of thousands, as no trained network has them, are full of rounding."""
+    inputs = int(np.prod(weight.shape[1:]))
+    return min(0.3, 1.0 / inputs**0.5)

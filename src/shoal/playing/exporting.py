@@ -264,7 +264,9 @@ def _check(play: Player, recorded: list[Outputs], what: str, choices: Sequence[i
                 if not np.array_equal(value[clear], wanted[clear]):
                     raise UserError(f"The {what} takes other actions than the policy: it was not written.")
                 continue
-            difference = float(np.max(np.abs(value - wanted) / (1.0 + np.abs(wanted)), initial=0.0))
+            scale = 1.0 + np.abs(wanted).reshape(len(wanted), -1).max(axis=1, initial=0.0)  # of each row
+            apart = np.abs(value - wanted).reshape(len(wanted), -1).max(axis=1, initial=0.0)
+            difference = float(np.max(apart / scale, initial=0.0))
             largest = max(largest, difference)
             if not difference <= TOLERANCE:
                 raise UserError(
