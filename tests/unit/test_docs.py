@@ -14,7 +14,7 @@ from shoal import cli, commands
 from shoal.commands.common import EXAMPLES
 from shoal.experiment import registry
 from shoal.experiment.arguments import read
-from shoal.experiment.command_options import Output, PlotOptions
+from shoal.experiment.command_options import Output
 from shoal.experiment.config_files import CONFIG
 from shoal.experiment.options import RunOptions
 
@@ -61,7 +61,7 @@ def test_the_index_lists_every_page() -> None:
 def owners() -> dict[str, list[type[Any]]]:
     """The dataclasses whose fields are options, by command."""
     own: dict[str, list[type[Any]]] = {"train": [RunOptions, Output], "resume": [RunOptions, Output]}
-    return own | commands.options() | {"plot": [PlotOptions], "algorithms": [], "completion": []}
+    return own | commands.options() | {"algorithms": [], "completion": []}
 
 
 def shown() -> list[str]:

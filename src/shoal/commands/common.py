@@ -19,6 +19,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
         "shoal train impala --env my_module:make_env --network my_module:Net",
         "shoal train --config run.toml",
     ),
+    "shoal doctor": (
+        "shoal doctor --env my_module:make_env",
+        "shoal doctor --env my_module:make_env --network my_module:Net --algorithm ppo",
+    ),
     "shoal resume": ("shoal resume runs/NAME", "shoal resume runs/NAME --stop-steps 2e6 --actors 4"),
     "shoal config": ("shoal config runs/NAME > run.toml", "shoal train --config run.toml --seed 2"),
     "shoal eval": ("shoal eval runs/NAME --episodes 100", "shoal eval runs/NAME:best --seed 1 --json"),

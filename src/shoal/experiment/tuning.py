@@ -165,11 +165,11 @@ def _learning(ran: Ran) -> Advice | None:
             "--minibatches", now // 2, now, "the learner is the slow part: fewer and larger steps cost it less"
         )
     if ran.get("samples_per_insert"):
-        now = float(ran.get("samples_per_insert"))
+        ratio = float(ran.get("samples_per_insert"))
         return Advice(
             "--samples-per-insert",
-            f"{now / 2:g}",
-            f"{now:g}",
+            f"{ratio / 2:g}",
+            f"{ratio:g}",
             "actors wait for the learner: learn less often from each step",
         )
     if (ran.get("epochs") or 1) > 1:

@@ -66,7 +66,7 @@ def test_the_evaluator_has_the_greedy_policy_the_settings_and_environments_of_it
     assert build.args == (env.for_evaluation(), 6, "sync")
     assert made_of(policy) == (page.make_policy, (cfg, env), {"greedy": True})
     assert (weights, metrics) == (Handle("weights"), Handle("metrics"))
-    assert node.kwargs == {"episodes": 6, "every": 2.5, "target": 123.0, "note": env.evaluation_note}
+    assert node.kwargs == {"episodes": 6, "every": 2.5, "target": 123.0, "note": env.evaluation_note, "filming": None}
     without = page.program(cfg, env, dataclasses.replace(SETTINGS, evaluate=False)).nodes
     assert without.keys() == nodes.keys() - {"evaluator"}
 

@@ -12,8 +12,10 @@ import pytest
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts
 from shoal.experiment.options import RunOptions
+from shoal.experiment.replay_saves import folder_of
 from shoal.program import NodeDied, Program
 from shoal.replay import MinSize, Replay, Table, Uniform
+from shoal.replay.checkpoint import manifest_name
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
 from shoal.versions import make_version
@@ -88,6 +90,10 @@ def make(tmp_path: Path, **options: Any) -> tuple[Checkpointer, Run, list[str]]:
     if options.get("checkpoint_replay"):
         for name in ("replay/0", "replay/1"):
             program.add(name, Replay, [Table("items", 3, sampler=Uniform(), limiter=MinSize(1))])
+            saves = folder_of(tmp_path, name)
+            saves.mkdir(parents=True)
+            for tag in ("000001", "000002", "000003"):  # as the replays write them
+                (saves / manifest_name(tag)).touch()
     run, notes = Run(), list[str]()
     store = Checkpoints(tmp_path / "checkpoints", 3)
     return Checkpointer(store, cast(Any, run), program, RunOptions(**options), notes.append), run, notes
@@ -281,6 +287,18 @@ def test_a_checkpoint_with_the_replay_is_complete_or_absent(tmp_path: Path) -> N
     ]
     saver.finish(answers, None, describe)
     assert saver.saved == 1
+
+
+def test_a_replay_whose_save_is_on_another_machine_is_told_of(tmp_path: Path) -> None:
+    saver, _, notes = make(tmp_path, checkpoint_every=10.0, checkpoint_replay=True)
+    (folder_of(tmp_path, "replay/1") / manifest_name("000001")).unlink()
+    for _ in range(3):
+        tick(saver, 10.0)
+    assert saver.saved == 0
+    assert notes == [
+        "the checkpoint 000001 could not be written: replay/1 is on a machine that does not share "
+        f"{tmp_path} with this one; those before are as they were"
+    ]
 
 
 def test_replays_are_given_more_time_than_others(tmp_path: Path) -> None:

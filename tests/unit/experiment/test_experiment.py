@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from shoal import __version__
 from shoal.algorithms import impala
 from shoal.checkpoints import Checkpoint, RunLock
 from shoal.experiment import experiment as driver
-from shoal.experiment.directory import RunDirectory
+from shoal.experiment.directory import FILMS, RunDirectory
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import ROW_EVERY, WITHOUT_UPDATE, Experiment
 from shoal.experiment.options import RunOptions
@@ -23,6 +24,7 @@ from shoal.experiment.progress import Progress
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.training import train
 from shoal.experiment.watching import LATE, START, stop_reason, take_snapshot
+from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied, node_seed
 from shoal.runtime import Supervisor
@@ -77,10 +79,14 @@ class Rows:
 # ---- what it begins with
 
 
-def test_the_program_is_told_what_the_user_asked_for() -> None:
+def test_the_program_is_told_what_the_user_asked_for(tmp_path: Path) -> None:
     asked = RunOptions(stop_return=5.0, stop_updates=6, stop_steps=7, eval_episodes=8, eval_every=9.0, freeze="torso")
     expected = Settings(target=5.0, max_updates=6, max_steps=7, eval_episodes=8, eval_every=9.0, frozen="torso")
-    assert made(asked)._settings() == expected
+    directory = cast(Any, SimpleNamespace(path=tmp_path))
+    assert made(asked)._settings(directory) == expected
+    filmed = dataclasses.replace(asked, record_every=30.0, record_format="gif")
+    plan = FilmPlan(30.0, str((tmp_path / FILMS).resolve()), "gif")
+    assert made(filmed)._settings(directory) == dataclasses.replace(expected, films=plan)
 
 
 def test_every_life_has_random_numbers_of_its_own(tmp_path: Path) -> None:

@@ -228,12 +228,13 @@ def test_an_actor_without_a_policy_tells_what_its_actions_gave() -> None:
 def test_rows_that_were_lost_on_their_way_are_counted() -> None:
     replay, metrics = make_replay(), Metrics()
     actor = make_actor([replay], published(), metrics=metrics)
-    lost = [7, 0, 2]
-    actor._send.take_lost_rows = lambda: lost.pop(0)  # type: ignore[method-assign]
+    lost = [{"lost_rows": 7}, {}, {"lost_rows": 2, "lost_items": 3}]
+    actor._send.take_lost = lambda: lost.pop(0)  # type: ignore[method-assign]
     for _ in range(3):
         actor.step()
     actor.report()
-    assert metrics.snapshot()["counts"]["lost_rows"] == 9
+    counts = metrics.snapshot()["counts"]
+    assert (counts["lost_rows"], counts["lost_items"]) == (9, 3)
     replay.close()
 
 

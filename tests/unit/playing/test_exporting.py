@@ -123,7 +123,7 @@ def test_what_differs_from_the_policy_is_refused() -> None:
     assert _check(lambda given: right, [row], "export") == 0.0
     with pytest.raises(UserError, match="takes other actions"):
         _check(lambda given: {**right, "action": np.array([1, 1])}, [row], "export")
-    with pytest.raises(UserError, match=r"differs from the policy by 1\.0e\+00 in scores"):
+    with pytest.raises(UserError, match=r"differs from the policy by 5\.0e-01 in scores"):
         _check(lambda given: {**right, "scores": np.eye(2) + 1.0}, [row], "export")
     with pytest.raises(UserError, match=r"gives scores as \[2\]"):
         _check(lambda given: {**right, "scores": np.zeros(2)}, [row], "export")
