@@ -41,4 +41,4 @@ def saved_run(path: Path, algorithm: str = "impala", seed: int = 0, **chosen: An
 def _noise(weight: Any) -> float:
     """Less for wide layers: activations of thousands, as no trained network has them, are full of rounding."""
     inputs = int(np.prod(weight.shape[1:]))
-    return min(0.3, 1.0 / inputs**0.5)
+    return min(0.3, 4.0 / inputs)

@@ -175,7 +175,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("impala", "own pair", {"network": mine("own_pair")}),
     ("ppo", "own recurrent", {"network": mine("own_recurrent")}),
     ("apex_dqn", "own", {"network": mine("own_q")}),
-    ("r2d2", "own", {"network": mine("own_recurrent_q")}),
+    ("r2d2", "own", {"env": "CartPole-v1", "network": mine("own_recurrent_q")}),
     ("r2d2", "own core", {"core": mine("own_core")}),
     *((name, "own", {"env": mine("reach"), "network": mine("own_control")}) for name in ("apex_dpg", "td3")),
     ("sac", "own", {"env": mine("reach"), "network": mine("own_gaussian")}),
