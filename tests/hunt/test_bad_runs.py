@@ -152,6 +152,9 @@ EVAL: dict[str, tuple[Damage, str]] = {
         weights(lambda arrays: arrays.update({FIRST: arrays[FIRST].astype(np.int32)})),
         "torso.0.weight is int32 and must be float32",
     ),
+    "seed a word": (config(seed="x"), "config.json is damaged: seed must be a whole number."),
+    "lost a number": (config(lost=3), "config.json is damaged: lost must be a list of options."),
+    "env moves the cursor": (config(env="\x1b[2J"), "is damaged: env holds characters that no name has."),
     "weights not finite": (weights(with_nan), "holds numbers that are not finite, in torso.0.weight"),
 }
 
@@ -218,3 +221,47 @@ def test_plot_draws_what_is_whole_among_rows_that_are_not(run: Path, capsys: pyt
 )
 def test_plot_refuses_an_output_that_cannot_be(output: str, sentence: str, run: Path, told: Told) -> None:
     assert told("plot", str(run), "--output", output)[-1].startswith(f"shoal: {sentence}")
+
+
+DEEP = '{"kind": "evaluation", "a": ' + "[" * 100_000 + "\n"
+JUDGED = '{"kind": "evaluation", "eval_return": %s, "env_steps": 1e999, "spread": "wide"}\n'
+STRANGE: dict[str, Damage] = {
+    "rows deep": text("metrics.jsonl", DEEP),
+    "a return that was not finite": text("metrics.jsonl", JUDGED % "null"),
+    "a return beyond floats": text("metrics.jsonl", JUDGED % ("1" + "0" * 400)),
+    "counts no object": text(
+        "metrics.jsonl", '{"kind": "progress", "counts": "x", "times": {"a": 1}, "restarts": "x"}\n'
+    ),
+    "summary deep": text("summary.json", "[" * 100_000),
+    "summary of words": text("summary.json", '{"env_steps": "x", "train_seconds": {}, "eval_return": []}'),
+    "summary endless": text("summary.json", '{"env_steps": 1e999, "train_seconds": 1e999, "eval_return": NaN}'),
+    "a life without end": text("summary.json", '{"life": 1e999}'),
+    "a target beyond floats": config(options={"stop_return": 10**400, "stop_steps": "x"}),
+}
+
+
+@pytest.mark.parametrize("damage", STRANGE.values(), ids=STRANGE)
+def test_status_runs_and_diff_tell_of_a_damaged_run_what_is_known(
+    damage: Damage, run: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shoal import cli
+
+    damage(run)
+    for words in (["status", str(run)], ["runs", str(run)], ["diff", str(run), str(whole)]):
+        assert cli.main(words) == 0
+    told = capsys.readouterr().out
+    assert "impala on CartPole-v1" in told
+    assert "nan" not in told
+    assert "inf" not in told
+
+
+def test_runs_leaves_out_a_damaged_run_and_lists_the_others(
+    run: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shoal import cli
+
+    config(seed=None)(run)
+    assert cli.main(["runs", str(run), str(whole)]) == 0
+    heard = capsys.readouterr()
+    assert "seed must be a whole number" in heard.err
+    assert str(whole) in heard.out

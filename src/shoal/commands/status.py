@@ -43,7 +43,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
-    progress, judged = rows.get("progress", {}), rows.get("evaluation", {})
+    from shoal.experiment.run_lists import numbers
+
+    progress, judged = (numbers(rows.get(kind, {})) for kind in ("progress", "evaluation"))
     told = found.state + (f" (stopped by {found.stopped_by})" if found.stopped_by else "")
     if found.state == "running":
         told += f", last heard of {max(0.0, time.time() - _changed(found.path)):.0f} s ago"
@@ -54,18 +56,17 @@ def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
     ]
     if found.state == "running" and "env_steps_per_second" in progress:
         facts.append(("now", f"{progress['env_steps_per_second']:,.0f} steps/s"))
-    if judged:
+    if "eval_return" in judged and "env_steps" in judged:
         facts.append(
             (
                 "return",
-                f"{judged['eval_return']:,.1f} ± {judged.get('spread') or 0.0:,.1f} at {judged['env_steps']:,} steps",
+                f"{judged['eval_return']:,.1f} ± {judged.get('spread', 0.0):,.1f} at {judged['env_steps']:,} steps",
             )
         )
     facts += [("towards", text) for text in _towards(found, progress)]
     if progress.get("restarts"):
         facts.append(("restarts", f"{progress['restarts']:,.0f} of nodes that were lost"))
-    values = {name: float(value) for name, value in progress.items() if isinstance(value, int | float)}
-    facts += [(name, " · ".join(told)) for name, told in measures(values).items()]
+    facts += [(name, " · ".join(told)) for name, told in measures(progress).items()]
     if found.resumable:
         facts.append(("go on", f"shoal resume {found.path}"))
     return [f"{name:9}{text}" for name, text in facts]
@@ -73,13 +74,15 @@ def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
 
 def _towards(found: RunState, progress: dict[str, Any]) -> list[str]:
     """How far each stop rule is."""
+    from shoal.experiment.grouping import is_number
+
     options, updates = found.options, found.summary.get("learner_steps", progress.get("learner_steps"))
     done = {"stop_return": found.eval_return, "stop_steps": found.env_steps, "stop_seconds": found.seconds}
     done["stop_updates"] = updates
     return [
         f"{name.removeprefix('stop_')} {value:,.6g} of {options[name]:,.6g}"
         for name, value in done.items()
-        if isinstance(options.get(name), int | float) and isinstance(value, int | float)
+        if is_number(options.get(name)) and is_number(value)
     ]
 
 

@@ -68,16 +68,18 @@ def run(words: Sequence[str]) -> int:
 
 def table_rows(runner: Runner) -> list[list[str]]:
     """How every running run stands."""
-    from shoal.experiment.tables import latest
+    from shoal.experiment.run_lists import numbers
+    from shoal.experiment.tables import flat, latest
 
     rows = [["trial", "seed", "parameters", "steps", "return"]]
     for (number, seed), process in runner.running.items():
         rows_of = latest(process.path)
-        counts = rows_of.get("progress", {}).get("counts") or {}
-        judged = rows_of.get("evaluation", {}).get("eval_return")
+        counts, judged = (numbers(flat(rows_of.get(kind, {}))) for kind in ("progress", "evaluation"))
         chosen = " ".join(f"{name}={_short(value)}" for name, value in runner.log.trials[number].parameters.items())
         steps = f"{int(counts['env_steps']):,}" if "env_steps" in counts else "starting"
-        rows.append([str(number), str(seed), chosen, steps, "–" if judged is None else f"{judged:,.1f}"])
+        rows.append(
+            [str(number), str(seed), chosen, steps, f"{judged['eval_return']:,.1f}" if "eval_return" in judged else "–"]
+        )
     return rows
 
 

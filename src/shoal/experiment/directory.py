@@ -36,6 +36,14 @@ from shoal.types import Arrays
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
 FILMS = "films"
+RECORDED: dict[str, tuple[type, str]] = {  # what a config may have beside what it must have
+    "seed": (int, "a whole number"),
+    "life": (int, "a whole number"),
+    "options": (dict, "options by their names"),
+    "versions": (dict, "versions by their names"),
+    "folders": (list, "a list of folders"),
+    "lost": (list, "a list of options"),
+}
 
 
 class RunDirectory:
@@ -196,6 +204,11 @@ def read_config(path: Path) -> dict[str, Any]:
     kinds = {"algorithm": str, "env": str, "config": dict}
     if not all(isinstance(record[key], kind) for key, kind in kinds.items()):
         raise UserError(f"{path / CONFIG} is damaged: algorithm and env must be names, and config their options.")
+    if strange := [key for key in ("algorithm", "env") if not record[key].isprintable()]:
+        raise UserError(f"{path / CONFIG} is damaged: {strange[0]} holds characters that no name has.")
+    for key, (kind, said) in RECORDED.items():
+        if key in record and not isinstance(record[key], kind):
+            raise UserError(f"{path / CONFIG} is damaged: {key} must be {said}.")
     return record
 
 
@@ -218,7 +231,7 @@ def _went_on(path: Path) -> bool:
         config, summary = (json.loads((path / name).read_text(encoding="utf-8")) for name in (CONFIG, SUMMARY))
         if int(config["life"]) <= int(summary["life"]):
             return False
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False  # it has not ended yet, or what is damaged is told by who needs it
     found, _ = Checkpoints(path / CHECKPOINTS).newest()
     return found is not None and "weights" in found.parts
@@ -247,7 +260,7 @@ def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and row.get("kind") == kind:
             rows.append(row)

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from shoal.checkpoints.lock import LOCK
 from shoal.errors import UserError
 from shoal.experiment import directory, registry
-from shoal.experiment.tables import latest
+from shoal.experiment.grouping import is_number
+from shoal.experiment.tables import flat, latest
 
 State = Literal["running", "finished", "interrupted", "failed", "crashed"]
 ENDED = {"interrupt": "interrupted", "failure": "failed"}
@@ -45,8 +46,8 @@ def state_of(path: Path) -> RunState:
     record = directory.read_config(path)
     summary = _summary(path, record)
     rows = latest(path)
-    counts = rows.get("progress", {}).get("counts") or {}
-    judged = summary.get("eval_return", rows.get("evaluation", {}).get("eval_return"))
+    progress, judged = (numbers(flat(rows.get(kind, {}))) for kind in ("progress", "evaluation"))
+    ended = numbers(summary)
     running = is_held(path)
     stopped_by = summary.get("stopped_by")
     state: Any = "running" if running else ENDED.get(str(stopped_by), "finished") if summary else "crashed"
@@ -56,13 +57,13 @@ def state_of(path: Path) -> RunState:
         path=path,
         algorithm=registry.short_name(record["algorithm"]),
         env=record["env"],
-        seed=int(record.get("seed", 0)),
+        seed=record.get("seed", 0),
         state=state,
         resumable=checkpoints and state not in ("running", "finished"),
         stopped_by=stopped_by if not running else None,
-        eval_return=judged if isinstance(judged, int | float) else None,
-        env_steps=int(summary.get("env_steps", counts.get("env_steps", 0)) or 0),
-        seconds=float(summary.get("train_seconds", rows.get("progress", {}).get("seconds", 0.0)) or 0.0),
+        eval_return=(ended if "eval_return" in summary else judged).get("eval_return"),
+        env_steps=int(ended.get("env_steps", progress.get("env_steps", 0))),
+        seconds=float(ended.get("train_seconds", progress.get("seconds", 0.0))),
         began=(path / directory.CONFIG).stat().st_mtime,
         config=record["config"],
         options=options if isinstance(options, dict) else {},
@@ -75,8 +76,13 @@ def _summary(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     try:
         summary = json.loads((path / directory.SUMMARY).read_text(encoding="utf-8"))
         return dict(summary) if int(record.get("life", 0)) <= int(summary.get("life", 0)) else {}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """What of a row is a finite number: rows of a damaged run may hold anything."""
+    return {name: value for name, value in row.items() if is_number(value)}
 
 
 def is_held(path: Path) -> bool:

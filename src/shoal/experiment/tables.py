@@ -54,12 +54,16 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
             case "rates", Mapping():
                 found |= {f"{key}_per_second": rate for key, rate in value.items()}
             case "times", Mapping():
-                found |= {f"time/{node}/{what}": part for node, parts in value.items() for what, part in parts.items()}
+                found |= {f"time/{node}/{what}": part for node, parts in value.items() for what, part in _parts(parts)}
             case _, Mapping():
                 found |= value
             case _:
                 found[name] = value
     return found
+
+
+def _parts(parts: Any) -> Iterable[tuple[str, Any]]:
+    return parts.items() if isinstance(parts, Mapping) else ()
 
 
 def latest(run: Path) -> dict[str, dict[str, Any]]:
@@ -75,7 +79,7 @@ def latest(run: Path) -> dict[str, dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # cut short, at either end
         if isinstance(row, dict) and isinstance(row.get("kind"), str):
             found[row["kind"]] = row

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from shoal.checkpoints import RunLock
 from shoal.experiment.directory import read_rows
+from shoal.experiment.grouping import is_number
 from shoal.experiment.resuming import finished
 from shoal.experiment.tables import Table
 from shoal.sweeps import report
@@ -180,7 +181,7 @@ class Runner:
             for row in read_rows(process.path, "evaluation")[known:]:
                 known += 1
                 self._reported[number] = known
-                if self._search.report(number, known, float(row["eval_return"])):
+                if is_number(judged := row.get("eval_return")) and self._search.report(number, known, float(judged)):
                     self.log.prune(trial)
                     self._end_trial(number)
                     break
