@@ -106,6 +106,19 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "evaluate many episodes": (lambda: shoal.evaluate("run", episodes=10**12), "give a number from 1 to 1000000"),
     "evaluate in words": (lambda: shoal.evaluate("run", episodes="many"), "--episodes 'many' is no such value"),
     "evaluate seed negative": (lambda: shoal.evaluate("run", seed=-1), "--seed -1 is out of range"),
+    "doctor timeout in words": (
+        lambda: shoal.doctor("CartPole-v1", timeout="x"),  # type: ignore[arg-type]
+        "--timeout 'x' is no such value",
+    ),
+    "doctor timeout nan": (lambda: shoal.doctor("CartPole-v1", timeout=math.nan), "--timeout nan is not a finite"),
+    "doctor algorithm a number": (
+        lambda: shoal.doctor("CartPole-v1", algorithm=3),  # type: ignore[arg-type]
+        "--algorithm 3 is no such value",
+    ),
+    "doctor option unknown": (
+        lambda: shoal.doctor("CartPole-v1", algorithm="ppo", nope=3),
+        "ppo has no option --nope: leave it out.",
+    ),
     "a config that is none": (lambda: shoal.train(3), "train() needs an algorithm's config"),
     "a config class": (lambda: shoal.train(impala.Config), "train() needs an algorithm's config"),
     "an algorithm's name": (lambda: shoal.train("impala"), "train() needs an algorithm's config"),

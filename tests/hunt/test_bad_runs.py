@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from tests.hunt.conftest import Told
 
+import shoal
 from shoal import envs
 from shoal.algorithms import impala
+from shoal.errors import UserError
 from shoal.experiment import records
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.options import RunOptions
@@ -265,3 +267,19 @@ def test_runs_leaves_out_a_damaged_run_and_lists_the_others(
     heard = capsys.readouterr()
     assert "seed must be a whole number" in heard.err
     assert str(whole) in heard.out
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda run: shoal.load(run, device="xpu7"), "--device xpu7 cannot be used here ("),
+        (lambda run: shoal.load(run, device=3), "--device 3 is no such value"),
+        (lambda run: shoal.resume(run, stop_steps="x"), "--stop-steps 'x' is no such value"),
+    ],
+)
+def test_a_run_is_not_loaded_or_resumed_with_wrong_values(
+    call: Callable[[Path], object], sentence: str, run: Path
+) -> None:
+    with pytest.raises(UserError) as raised:
+        call(run)
+    assert sentence in str(raised.value)

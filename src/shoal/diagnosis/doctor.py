@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import cloudpickle
 from gymnasium.envs import registration
 
-from shoal.config import apply_preset, validate
+from shoal.config import Positive, apply_preset, validate
 from shoal.diagnosis import advice, learning
 from shoal.diagnosis.environment import Environment
 from shoal.diagnosis.findings import Diagnosis, Finding, Suggestion
@@ -42,6 +42,12 @@ class Asked:
         return names.name_of(self.values["env"])
 
 
+@dataclass(frozen=True)
+class _How:
+    algorithm: str | None
+    timeout: Positive
+
+
 def doctor(
     env: Any,
     *,
@@ -57,9 +63,14 @@ def doctor(
     Without an algorithm one is suggested, and the network examined in it. The user's code runs in a process of its own:
     what ends it, or does not come back for `timeout` seconds, is a fault among the findings.
     """
+    validate(_How(algorithm, timeout))
     given = {"env": env, **({} if network is None else {"network": network}), **options}
     if algorithm is not None:
-        validate(registry.load(algorithm).Config(**given))
+        config = registry.load(algorithm).Config
+        for name in given:
+            if name not in config.__dataclass_fields__:
+                raise UserError(f"{algorithm} has no option --{name.replace('_', '-')}: leave it out.")
+        validate(config(**given))
     asked = Asked(algorithm, given, names.registered_by_user(env))
     found = Diagnosis(asked.name)
     hearing = _Hearing(found, on_finding)

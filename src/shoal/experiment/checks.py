@@ -24,7 +24,7 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -
     config.validate(cfg)
     options.check()
     for field in ("device", "acting_device"):
-        _check_device(field, getattr(cfg, field, "cpu"))
+        check_device(field, getattr(cfg, field, "cpu"))
     if options.runtime != "ray":  # there nodes may be on larger machines
         _check_memory(cfg, env, options)
     _check_learning(cfg)
@@ -33,7 +33,7 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -
     return algorithm.make_policy(cfg, env, options.seed)
 
 
-def _check_device(field: str, device: str) -> None:
+def check_device(field: str, device: str) -> None:
     if device == "cpu":
         return
     import torch

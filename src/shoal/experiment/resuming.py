@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal import config
 from shoal.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint, RunLock
+from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment import directory, records, registry
 from shoal.experiment.options import RunOptions
@@ -65,6 +66,7 @@ def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> P
         recorded = _recorded_options(record, path)
         _refuse(record, recorded, options, values)
         chosen = dataclasses.replace(recorded, **options, run_dir=str(path), resume="never")
+        validate(chosen)
         _refuse_finished(path, recorded, chosen)
         resumed = Resumed(path, lock, int(record.get("life", 0)) + 1, None)
         resumed.lines += _differences(record, recorded, options, values)
@@ -86,7 +88,7 @@ def finished(path: Path) -> dict[str, Any] | None:
     """The summary of a run that has ended by its stop rule."""
     try:
         summary = json.loads((path / directory.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     ended = isinstance(summary, dict) and summary.get("stopped_by") in ("return", "steps", "updates", "seconds")
     return summary if ended else None

@@ -26,6 +26,7 @@ from shoal.envs.space_records import from_record
 from shoal.envs.vector import action_converter
 from shoal.errors import UserError
 from shoal.experiment import directory, records, registry
+from shoal.experiment.checks import check_device
 from shoal.experiment.environments import describe_env
 from shoal.experiment.saved_weights import find_weights, load_checked
 from shoal.playing.observations import Observations
@@ -46,6 +47,7 @@ class Description(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class _Asked:
     seed: Seed | None
+    device: str
 
 
 def load(
@@ -62,12 +64,13 @@ def load(
     imported by name. Raises `UserError` for what is no run, is damaged, or does not fit the network.
     """
     found = find_weights(directory.named(source, "shoal.load()"))
+    validate(_Asked(seed, device))
+    check_device("device", device)
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
     name, algorithm, cfg = records.rebuild(found.run, given, unneeded=("env", *records.NOT_PLAYED))
     env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
     if hasattr(cfg, "acting_device"):
         cfg = dataclasses.replace(cfg, acting_device=device)
-    validate(_Asked(seed))
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     made = {explore: algorithm.make_policy(cfg, env, seed, greedy=not explore) for explore in (False, True)}
     for policy in made.values():
