@@ -159,6 +159,15 @@ class Leaver:
         sys.exit(0)
 
 
+class Panic(BaseException):
+    """As those of Rust extensions, and asyncio's CancelledError: no `Exception`."""
+
+
+class Panics:
+    def step(self) -> None:
+        raise Panic("index out of bounds")
+
+
 class Faulty:
     """Reports each life to a service and raises in its first `lives` lives."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from probe_nodes import Asker, Caller, Dependent, Essential, Faulty, Finite, Leaver, Service, Visitor
+from probe_nodes import Asker, Caller, Dependent, Essential, Faulty, Finite, Leaver, Panics, Service, Visitor
 from starting import Start, wait_until
 
 from shoal.program import NodeDied, Program, node_seed
@@ -107,6 +107,14 @@ def test_a_node_that_leaves_by_sys_exit_is_lost_like_one_that_raises(start: Star
     with pytest.raises(RunFailed, match=r"node 'leaver' raised SystemExit: 0; .*cannot go on without it") as caught:
         wait_until(run, lambda: False)
     assert "sys.exit(0)" in (caught.value.traceback or "")
+
+
+def test_a_node_that_raises_what_is_no_exception_is_lost_like_any_other(start: Start) -> None:
+    program = Program()
+    program.add("panics", Panics)
+    run = start(program)
+    with pytest.raises(RunFailed, match=r"node 'panics' raised .*Panic: index out of bounds; .*cannot go on without"):
+        wait_until(run, lambda: False)
 
 
 def test_closing_wakes_blocked_nodes_and_lets_them_release_what_they_hold(start: Start, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
     except UserError as error:
         text, _, remedy = str(error).partition("; ")
         tell(Finding("fault", "cannot run", text, remedy or "shoal train would say the same and end"))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         tell(Finding("fault", "cannot run", what_was_raised(error), "run it by itself to see the whole traceback"))
     write("measured", measured)
     write("suggestion", suggestion)

@@ -28,9 +28,9 @@ def told_as_a_fault(environment: str, doing: str) -> Iterator[None]:
     """Whatever the environment raises becomes an `EnvFault`, except what is a sentence already or names a package."""
     try:
         yield
-    except (UserError, EnvFault, ModuleNotFoundError, gymnasium.error.DependencyNotInstalled):
+    except (UserError, EnvFault, ModuleNotFoundError, gymnasium.error.DependencyNotInstalled, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a panic of a Rust extension is no Exception
         raise EnvFault(f"{environment} could not be {doing}: {what_was_raised(error)}.") from error
 
 

@@ -84,7 +84,7 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
         _draw_one(pickle.load(question))
     except UserError as error:
         found = str(error)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         found = f"The environment cannot be drawn: {what_was_raised(error)}."
     answer.write(pickle.dumps(found))
     trial.leave(answer)

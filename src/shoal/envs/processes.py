@@ -241,7 +241,7 @@ def _reply(made: list[InProcess], environment: str, method: str, argument: Any) 
         return REFUSED if method == "load_state_dict" else "EnvFault", str(fault)
     except UserError as error:
         return "UserError", str(error)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a panic of a Rust extension is no Exception
         return "EnvFault", f"{environment} raised {what_was_raised(error)}."
 
 

@@ -147,7 +147,7 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
             found = describe_here(*asked)
         except UserError as error:
             found = str(error)
-        except KeyboardInterrupt as error:  # its own: nobody's Ctrl-C comes here
+        except BaseException as error:  # also KeyboardInterrupt is its own: nobody's Ctrl-C comes here
             found = f"{name_of(asked[0])} could not be used: {what_was_raised(error)}."
     answer.write(cloudpickle.dumps(found))
     leave(answer)

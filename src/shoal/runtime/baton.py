@@ -18,7 +18,7 @@ class Deadlock(RuntimeError):
     """No node can make progress."""
 
 
-class _Stopped(BaseException):
+class Stopped(BaseException):
     """Unwinds a node's thread when the run ends."""
 
 
@@ -86,7 +86,7 @@ class Baton:
             try:
                 if not self.stopping:
                     body()
-            except _Stopped:
+            except Stopped:
                 pass
             finally:
                 task.ended = True
@@ -118,7 +118,7 @@ class Baton:
         task.turn.acquire()
         task.predicate = task.deadline = None
         if self.stopping and task is not self.main:
-            raise _Stopped
+            raise Stopped
         if task.lost is not None:
             name, task.lost = task.lost, None
             raise NodeDied(f"node {name!r} died before it answered")

@@ -22,7 +22,7 @@ import cloudpickle
 from shoal.errors import UserError
 from shoal.program import Client, Context, Handle, Node, NodeDied, Program, current, public, set_current
 from shoal.runtime import host
-from shoal.runtime.baton import Baton, Deadlock, Task, deadlock_report
+from shoal.runtime.baton import Baton, Deadlock, Stopped, Task, deadlock_report
 from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Event, Finished, Supervision
 
@@ -263,7 +263,9 @@ class InlineRun:
                     steps += 1
                     self.baton.yield_turn()
                 self._told.append(Finished(node.name))
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # an environment may raise anything
+            except Stopped:
+                raise
+            except BaseException as error:  # an environment may raise anything
                 target = self._targets.pop(node.name, None)
                 host.close_quietly(target)
                 self._gone.add(node.name)

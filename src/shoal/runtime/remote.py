@@ -90,7 +90,7 @@ class RemoteNode:
                 self._events.put(Finished(node.name))
             self._stopping.wait()
             host.close(self._target)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # an environment may raise anything
+        except BaseException as error:  # an environment may raise anything
             if not self._stopping.is_set():
                 host.close_quietly(self._target)
                 self._events.put(host.failure(self._context.name, error, self._heart.progress))

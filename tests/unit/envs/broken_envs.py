@@ -142,3 +142,12 @@ class TorchVector(VectorEnv[Any, Any, Any]):
 
 def torch_rows(num_envs: int) -> TorchVector:
     return TorchVector(num_envs, observation=False)
+
+
+class Panic(BaseException):
+    """As those of Rust extensions: no `Exception`."""
+
+
+class Panics(Works):
+    def step(self, action: Any) -> Any:
+        raise Panic("index out of bounds")

@@ -41,6 +41,7 @@ SENTENCES = {
     "Ragged": "'observation' cannot be made a numpy array: ValueError",
     "RaisesWhenClosed": "could not be closed: OSError: already gone (broken_envs.py, line",
     "TorchVector": "'observation' is a torch.Tensor, but a vector environment must return numpy arrays; wrap it in",
+    "Panics": "could not be stepped: Panic: index out of bounds (broken_envs.py, line",
     "torch_rows": "'reward' is a torch.Tensor, but a vector environment must return numpy arrays; wrap it in",
 }
 MODULES = {

@@ -65,7 +65,7 @@ class NodeProcess:
                 self._tell(Finished(node.name))
             self._stopping.wait()
             host.close(self._target)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # an environment may raise anything
+        except BaseException as error:  # an environment may raise anything
             if not self._stopping.is_set():
                 loss = host.failure(start.context.name, error, self._heart.progress)
                 threading.Timer(GRACE, os._exit, (1,)).start()
