@@ -44,9 +44,9 @@ class SweepLog:
             if file.exists():
                 self._compare(json.loads(file.read_text(encoding="utf-8")), identity)
             else:
-                if any(entry.name not in (RUNS, "run.lock") for entry in self.folder.iterdir()):
+                if not all(_is_ours(entry.name) for entry in self.folder.iterdir()):
                     raise UserError(f"The folder {self.folder} holds other files: give another one.")
-                _write_whole(file, json.dumps(identity, indent=2) + "\n")
+                write_whole(file, json.dumps(identity, indent=2) + "\n")
             self._read()
         except OSError as error:
             raise UserError(f"The folder {self.folder} of the sweep cannot be used ({error.strerror}).") from None
@@ -101,7 +101,17 @@ class SweepLog:
                 )
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _is_ours(name: str) -> bool:
+    """Whether a sweep that was killed before it had begun may have left this."""
+    return name in (RUNS, "run.lock") or name.startswith(f".{IDENTITY}.")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Complete or absent."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from shoal.experiment.config_files import as_toml
 from shoal.experiment.pictures import COLOURS, plain
 from shoal.experiment.tables import Table, aligned, table
-from shoal.sweeps.log import SweepLog, Trial
+from shoal.sweeps.log import SweepLog, Trial, write_whole
 from shoal.sweeps.spec import Choices, Parameter, Sweep
 
 RESULTS, BEST, IMPORTANCE = "results.csv", "best.toml", "importance.png"
@@ -95,7 +94,7 @@ def write(sweep: Sweep, log: SweepLog) -> list[str]:
     names = list(found)
     text = io.StringIO()
     csv.writer(text).writerows([names, *zip(*(found[name] for name in names))])
-    _write(log.folder / RESULTS, text.getvalue())
+    write_whole(log.folder / RESULTS, text.getvalue())
     told = [f"table: {log.folder / RESULTS}"]
     failed = [trial.number for trial in log.trials.values() if state_of(sweep, trial) == "failed"]
     if failed:
@@ -104,17 +103,11 @@ def write(sweep: Sweep, log: SweepLog) -> list[str]:
     best = best_trial(sweep, log)
     if best is not None:
         score = f"{sweep.settings.metric} {value_of(sweep, best):.6g} in {log.folder}, trial {best.number}"
-        _write(log.folder / BEST, as_toml(sweep.options(best.parameters), score))
+        write_whole(log.folder / BEST, as_toml(sweep.options(best.parameters), score))
         told.append(f"best config: {log.folder / BEST} (shoal train --config {log.folder / BEST})")
     if _draw(sweep, log, log.folder / IMPORTANCE):
         told.append(f"importance: {log.folder / IMPORTANCE}")
     return told
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def importance(sweep: Sweep, log: SweepLog) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.checkpoints import RunLock
+from shoal.errors import UserError
 from shoal.experiment.directory import read_rows
 from shoal.experiment.grouping import is_number
 from shoal.experiment.resuming import finished
@@ -85,6 +86,17 @@ class Runner:
         self.parallel = sweep.settings.parallel or _default_parallel(sweep)
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BrokenPipeError:
+            raise  # nobody reads what is printed
+        except OSError as error:
+            raise UserError(
+                f"The sweep in {self.log.folder} cannot go on ({error.strerror or error}): when that is put right, the "
+                "same command goes on with it."
+            ) from error
+
+    def _run(self) -> None:
         self.log.folder.mkdir(parents=True, exist_ok=True)
         with RunLock(self.log.folder):
             self.log.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tomllib
 from collections.abc import Mapping
@@ -251,6 +252,40 @@ def test_when_a_sweep_is_ended_its_runs_are_ended_in_order(
     with pytest.raises(ValueError, match="Ctrl-C"):
         sweep(described(tmp_path))
     assert ended == ["end t0000-s0", "end t0001-s0", "wait t0000-s0", "wait t0001-s0"]
+
+
+@pytest.mark.parametrize("full", ["trials.jsonl", ".results.csv"])
+def test_a_full_disk_ends_a_sweep_with_a_sentence_and_the_same_call_goes_on(
+    full: str, tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def on_full_disk(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self.name.startswith(full) and arguments != ("r",) and options.get("mode") != "r":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(self, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", on_full_disk)
+        with pytest.raises(
+            UserError, match=r"cannot go on \(No space left on device\): when that is put right, the same"
+        ):
+            sweep(described(tmp_path))
+    assert not list((tmp_path / "sweep").glob(".*"))
+    assert sweep(described(tmp_path)).best_value is not None
+    assert len(FakeRun.ended) == 6
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/sweep cannot go on \(Not a directory\)"):
+        sweep(described(tmp_path, folder=str(tmp_path / "file" / "sweep")))
+
+
+def test_what_a_sweep_has_left_that_was_killed_in_its_first_write_is_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / ".sweep.json.123").touch()
+    assert sweep(described(tmp_path)).best_value is not None
 
 
 @pytest.mark.parametrize(("runtime", "cores", "expected"), [("inline", 8, 8), ("local", 8, 4), ("local", 1, 1)])
