@@ -117,7 +117,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "doctor option unknown": (
         lambda: shoal.doctor("CartPole-v1", algorithm="ppo", nope=3),
-        "ppo has no option --nope: leave it out.",
+        "Config has no 'nope'",
     ),
     "a config that is none": (lambda: shoal.train(3), "train() needs an algorithm's config"),
     "a config class": (lambda: shoal.train(impala.Config), "train() needs an algorithm's config"),

@@ -66,11 +66,7 @@ def doctor(
     validate(_How(algorithm, timeout))
     given = {"env": env, **({} if network is None else {"network": network}), **options}
     if algorithm is not None:
-        config = registry.load(algorithm).Config
-        for name in given:
-            if name not in config.__dataclass_fields__:
-                raise UserError(f"{algorithm} has no option --{name.replace('_', '-')}: leave it out.")
-        validate(config(**given))
+        validate(registry.load(algorithm).Config(**given))
     asked = Asked(algorithm, given, names.registered_by_user(env))
     found = Diagnosis(asked.name)
     hearing = _Hearing(found, on_finding)

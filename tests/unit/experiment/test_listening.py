@@ -150,7 +150,7 @@ def test_what_is_after_the_checkpoint_of_a_run_that_goes_on_is_not_shown(tmp_pat
 
 
 LOGGED = '''
-import json, struct, sys
+import json, struct, sys, time
 from pathlib import Path
 from shoal.experiment.sinks import Sinks
 
@@ -178,7 +178,11 @@ def records_of(data):
 
 from wandb.proto.wandb_internal_pb2 import Record
 (file,) = (run / "wandb").glob("offline-run-*/*.wandb")
-records = [Record.FromString(data) for data in records_of(file.read_bytes())]
+until = time.monotonic() + 30.0
+records = []
+while not any(each.HasField("exit") for each in records) and time.monotonic() < until:
+    time.sleep(0.1)  # W&B's own process may write on after finish() on a busy machine
+    records = [Record.FromString(data) for data in records_of(file.read_bytes())]
 begun = next(each.run for each in records if each.HasField("run"))
 items = [each.history.item for each in records if each.HasField("history")]
 rows = [{each.key or each.nested_key[0]: json.loads(each.value_json) for each in row} for row in items]

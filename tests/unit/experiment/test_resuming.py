@@ -186,7 +186,7 @@ def test_the_options_that_a_run_recorded_are_checked(run: Path) -> None:
     record = json.loads((run / "config.json").read_text())
     for options in (None, {"keep": 0}):
         (run / "config.json").write_text(json.dumps({**record, "options": options}))
-        with pytest.raises(UserError, match=r"config\.json (has no options|cannot be used: --keep 0)"):
+        with pytest.raises(UserError, match=r"config\.json (is damaged: options must be|cannot be used: --keep 0)"):
             planned(run)
 
 
