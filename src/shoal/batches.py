@@ -6,7 +6,7 @@ and "first", which says where episodes begin: the one place where that is worked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,10 @@ OBSERVATIONS = ("observation", "next_observation")
 def to_tensor(array: Array, device: torch.device | str = "cpu") -> Tensor:
     """A tensor on the array's own memory, or a copy on the device, by way of pinned memory."""
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())  # of what is shared torch would warn
-    if device == "cpu":
+    kind = device.type if isinstance(device, torch.device) else torch.device(device).type
+    if kind == "cpu":
         return tensor
-    if torch.device(device).type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if kind == "cuda" else tensor.to(device)
 
 
 def to_batch(columns: Arrays, observation_space: Any, device: torch.device | str = "cpu") -> Batch:
@@ -35,18 +34,16 @@ def to_batch(columns: Arrays, observation_space: Any, device: torch.device | str
     valid = columns.get("valid")
     if valid is not None and valid.ndim > 1:
         columns = {**columns, "first": episode_starts(valid)}
-    tensors = {name: to_tensor(array, device) for name, array in columns.items()}
-    batch: Batch = dict(tensors)
-    for name in OBSERVATIONS:
-        if any(tree.is_under(key, name) for key in tensors):
-            batch = {key: x for key, x in batch.items() if not tree.is_under(key, name)}
-            batch[name] = tree.nest(observation_space, tensors, name)
-    batch["state"] = {name: batch.pop(f"state/{name}") for name in _names_under(tensors, "state")}
+    device = torch.device(device)
+    batch: Batch = {name: to_tensor(array, device) for name, array in columns.items()}
+    if hasattr(observation_space, "spaces"):  # else its one array has the right name already
+        for name in OBSERVATIONS:
+            parts = {key: batch.pop(key) for key in list(batch) if tree.is_under(key, name)}
+            if parts:
+                batch[name] = tree.nest(observation_space, parts, name)
+    states = [key for key in batch if key.startswith("state/")]
+    batch["state"] = {key.removeprefix("state/"): batch.pop(key) for key in states}
     return batch
-
-
-def _names_under(names: Iterable[str], name: str) -> list[str]:
-    return [key.removeprefix(f"{name}/") for key in names if key.startswith(f"{name}/")]
 
 
 def episode_starts(valid: Array) -> Array:

@@ -150,6 +150,8 @@ class WorkerLoop(RowLoop):
 
     def _push_buffers(self) -> None:
         """Those that the update has changed; without waiting."""
+        if not self._buffers:
+            return
         before, self._buffers = self._buffers, export_buffers(self._worker.network)
         if any(not np.array_equal(before[name], value) for name, value in self._buffers.items()):
             self._pushing.add(futures(self._servers[0]).push_buffers(current().name, self._buffers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import ItemsView, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,27 +12,31 @@ from torch import Tensor, nn
 
 from shoal.types import Arrays, Columns
 
-_collected: weakref.WeakKeyDictionary[nn.Module, tuple[list[int], dict[str, Tensor]]] = weakref.WeakKeyDictionary()
+class _Collected(NamedTuple):
+    own: list[Tensor]  # the parameters and buffers themselves, whose memory an optimizer may move
+    places: list[int]  # where their memory was
+    named: dict[str, Tensor]  # as it was collected there
+
+
+_collected: weakref.WeakKeyDictionary[nn.Module, _Collected] = weakref.WeakKeyDictionary()
 
 
 class NamedTensors(Mapping[str, Tensor]):
     """Parameters and persistent buffers of a network by name, each read from it when it is asked for.
 
     Optimizers move parameters when they are made; what was taken before would stay at the initial values for ever.
-    Collecting the tensors takes as long as publishing a small network, so they are kept until one has moved.
+    Collecting the tensors takes as long as publishing a small network, so they are kept until one has moved; which
+    tensors a network has is settled when it is first asked.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
 
     def _now(self) -> dict[str, Tensor]:
-        network = self._network
-        places = [tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())]
-        known = _collected.get(network)
-        if known is None or known[0] != places:
-            tensors = {name: tensor for name, tensor in network.state_dict().items() if isinstance(tensor, Tensor)}
-            _collected[network] = known = (places, tensors)
-        return known[1]
+        known = _collected.get(self._network)
+        if known is None or known.places != [tensor.data_ptr() for tensor in known.own]:
+            _collected[self._network] = known = _collect(self._network)
+        return known.named
 
     def __getitem__(self, name: str) -> Tensor:
         return self._now()[name]
@@ -44,6 +49,12 @@ class NamedTensors(Mapping[str, Tensor]):
 
     def items(self) -> ItemsView[str, Tensor]:
         return self._now().items()
+
+
+def _collect(network: nn.Module) -> _Collected:
+    own = [*network.parameters(), *network.buffers()]
+    named = {name: tensor for name, tensor in network.state_dict().items() if isinstance(tensor, Tensor)}
+    return _Collected(own, [tensor.data_ptr() for tensor in own], named)
 
 
 def named_tensors(network: nn.Module) -> NamedTensors:

@@ -71,12 +71,13 @@ def test_a_penalty_on_the_slope_reaches_all_layers() -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(NormalisedDense(3, 6), Dense(6, 5, "tanh"), nn.Linear(5, 1))
     plain = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+    layers, plain = layers.double(), plain.double()  # in 32 bits the order of sums, which is the machine's, shows
     with torch.no_grad():
         for own, other in zip(layers.parameters(), plain.parameters()):
             other.copy_(own)
 
     def penalty_gradients(network: nn.Module) -> list[torch.Tensor]:
-        x = torch.linspace(-1.0, 1.0, 21).view(7, 3).requires_grad_()
+        x = torch.linspace(-1.0, 1.0, 21, dtype=torch.float64).view(7, 3).requires_grad_()
         (slope,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
         gradients = torch.autograd.grad(slope.square().sum(), list(network.parameters()), allow_unused=True)
         return [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
