@@ -3,8 +3,8 @@
     git worktree add ../before COMMIT && make -C ../before .venv/core
     python -m bench.against ../before impala a3c …             all algorithms that both have when none is named
 
-A machine of which others have a share moves by tens of per cent from minute to minute: both sides have many short turns,
-and the median of the ratios of neighbouring turns is told with the interval that holds it in 90 of 100 cases.
+A machine of which others have a share moves by tens of per cent from minute to minute: both sides have many short
+turns, and the median of the ratios of neighbouring turns is told with the interval that holds it in 90 of 100 cases.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 from pathlib import Path
 
 from bench.peers import ROOT, last_line
+
 from shoal.experiment import registry
 
 

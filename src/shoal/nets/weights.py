@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shoal.types import Arrays, Columns
 
+
 class _Collected(NamedTuple):
     own: list[Tensor]  # the parameters and buffers themselves, whose memory an optimizer may move
     places: list[int]  # where their memory was
