@@ -8,7 +8,8 @@ an action, and up to `noop_max` − 1 frames without one. Rewards are the game's
 With `episodic_life` the loss of a life ends the learner's episode and the game goes on. ale-py's own option of that
 name resets the emulator, so that only first lives would ever be played: here the count of lives is watched. The row
 after a lost life, whose action is ignored like that of a reset, presses FIRE or nothing, as in the wrappers of Mnih
-2015.
+2015. Whole games of such a policy are judged with `fire_each_life`: where a life waits for FIRE, a policy that was
+always given it would wait until the game is cut.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Protocol:
     noop_max: int = 30
     use_fire_reset: bool = True
     episodic_life: bool = True  # the evaluator plays whole games
+    fire_each_life: bool = False  # without episodic_life: the step after a lost life is FIRE, where a game has it
     full_action_space: bool = False
     repeat_action_probability: float = 0.0
     max_num_frames_per_episode: int = 108_000  # half an hour of play
@@ -122,13 +124,14 @@ class NativeGames:
 
     def step(self, actions: Array, /) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         begins = self._lost
-        if begins.any():
+        if self._next_life is not None and begins.any():
             actions = np.where(begins, self._next_life, actions)
         observation, reward, terminated, truncated, info = self.env.step(actions)
         lives, ended = info["lives"], terminated | truncated
         given: dict[str, Any] = {}
-        if self._protocol.episodic_life:
+        if self._next_life is not None:
             self._lost = (lives < self._lives) & (lives > 0) & ~ended & ~begins
+        if self._protocol.episodic_life:
             if begins.any():
                 given |= {RESET_REWARD: np.where(begins, reward, 0), ENDED_AT_RESET: begins & ended}
             if self._lost.any():
@@ -141,6 +144,9 @@ class NativeGames:
         self.env.close()
 
 
-def life_action(actions: list[int], protocol: Protocol) -> int:
-    """The place of FIRE among a game's actions, or of doing nothing."""
-    return actions.index(FIRE) if protocol.use_fire_reset and FIRE in actions else actions.index(NOOP)
+def life_action(actions: list[int], protocol: Protocol) -> int | None:
+    """What is played after a lost life, whatever the policy says: the place of FIRE among a game's actions, or of doing
+    nothing; None where that is left to the policy."""
+    if protocol.use_fire_reset and FIRE in actions and (protocol.episodic_life or protocol.fire_each_life):
+        return actions.index(FIRE)
+    return actions.index(NOOP) if protocol.episodic_life else None

@@ -44,7 +44,7 @@ class AtariGame(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """A new game; after a lost life, unless a seed is given, the next one of the same game."""
-        if self._lost and seed is None:
+        if self._lost and seed is None and self._protocol.value.episodic_life:
             return self._begin_life()
         protocol: Protocol = self._protocol.value
         self.env.reset(seed=seed)
@@ -63,6 +63,9 @@ class AtariGame(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         protocol: Protocol = self._protocol.value
+        begins, self._lost = self._lost, False
+        if begins:
+            action = self._next_life
         chosen, reward, over = self._actions.value[int(action)], 0, False
         for left in range(protocol.frameskip, 0, -1):
             reward += self.ale.act(chosen)
@@ -74,16 +77,15 @@ class AtariGame(gymnasium.Wrapper[Any, Any, Any, Any]):
                 self._look(left - 1)
         lives = self.ale.lives()
         cut = not over and self._frames >= protocol.max_num_frames_per_episode
-        self._lost = protocol.episodic_life and 0 < lives < self._lives and not (over or cut)
+        lost = 0 < lives < self._lives and not (over or cut or begins)
+        self._lost = lost and self._next_life is not None
         self._lives = lives
-        info = {LIFE_LOST: True} if self._lost else {}
-        return self._observe(), float(reward), over or self._lost, cut, info
+        info = {LIFE_LOST: True} if lost and protocol.episodic_life else {}
+        return self._observe(), float(reward), over or bool(info), cut, info
 
     def _begin_life(self) -> tuple[Array, dict[str, Any]]:
-        observation, reward, over, cut, info = self.step(self._next_life)
-        self._lost = False
-        ended = (over and LIFE_LOST not in info) or cut
-        return observation, {RESET_REWARD: reward, ENDED_AT_RESET: ended}
+        observation, reward, over, cut, _ = self.step(self._next_life)
+        return observation, {RESET_REWARD: reward, ENDED_AT_RESET: over or cut}
 
     def _look(self, place: int) -> None:
         read = self.ale.getScreenGrayscale if self._protocol.value.grayscale else self.ale.getScreenRGB

@@ -76,7 +76,8 @@ def _whole_games(found: EnvSpec, given: EnvOptions | None = None) -> EnvSpec | N
     """Atari as the evaluator plays it where nobody says otherwise: until the game ends."""
     if not atari.is_atari(names.resolve(found.env)) or "episodic_life" in (given or {}):
         return None
-    return replace(found, options={**found.options, "episodic_life": False})
+    fires = {"fire_each_life": True} if found.options.get("episodic_life", True) else {}  # as it is used to
+    return replace(found, options={**found.options, "episodic_life": False, **fires})
 
 
 def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> EnvSpec:

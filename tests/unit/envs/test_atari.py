@@ -126,9 +126,26 @@ def test_every_vectorizer_gives_the_same_observations_and_the_evaluator_plays_wh
         shapes.add((vector.reset().shape, str(vector.observation_space), *vector.stacks.items()))
         vector.close()
     assert shapes == {((2, 84, 84), "Box(0, 255, (84, 84), uint8)", ("observation", 4))}
-    assert envs.describe("ALE/Pong-v5").for_evaluation().options == {"episodic_life": False}
+    whole = {"episodic_life": False, "fire_each_life": True}
+    assert envs.describe("ALE/Pong-v5").for_evaluation().options == whole
+    without = envs.describe("ALE/Pong-v5", {"episodic_life": False})  # such a policy has to press FIRE itself
+    assert without.for_evaluation().options == {"episodic_life": False}
     own = envs.describe("ALE/Pong-v5", evaluation_options={"episodic_life": True, "noop_max": 5})
     assert own.for_evaluation().options == {"episodic_life": True, "noop_max": 5}
+
+
+@pytest.mark.parametrize("vectorizer", ["native", "sync"])
+@pytest.mark.parametrize("fires", [True, False])
+def test_who_is_used_to_fire_after_a_lost_life_has_it_in_whole_games_too(vectorizer: Any, fires: bool) -> None:
+    """Breakout's next ball waits for FIRE: a policy that never presses it would play on without one until it is cut."""
+    options = {"episodic_life": False, "fire_each_life": fires}
+    vector = envs.make("BreakoutNoFrameskip-v4", 1, seed=1, options=options, vectorizer=vectorizer)
+    vector.reset()
+    right = np.array([2])
+    ended = [bool(vector.step(right).terminated[0]) for _ in range(600)]
+    vector.close()
+    assert any(ended) == fires
+    assert [episode.length for episode in vector.episodes()][:1] == ([ended.index(True) + 1] if fires else [])
 
 
 def test_a_limit_is_the_games_own_cap_so_that_no_other_game_is_cut() -> None:
