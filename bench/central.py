@@ -42,9 +42,9 @@ def main() -> None:
     command = [sys.executable, "-m", "shoal", "bench", "throughput", "impala", "--env", options.env, "--no-limits"]
     command += ["--envs-per-actor", options.envs_per_actor, "--seconds", options.seconds, "--json"]
     if options.env == "CartPole-v1":
+        command += ["--batch", 64, "--unroll", 20]
         rows = {
-            f"two layers of {size}, {actors} actors": ["--hidden", size, size, "--batch", 64, "--unroll", 20]
-            + ["--actors", actors]
+            f"two layers of {size}, {actors} actors": ["--hidden", size, size, "--actors", actors]
             for size in options.sizes
             for actors in options.actors
         }
