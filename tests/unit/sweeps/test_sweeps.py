@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.cli import main
 from shoal.errors import UserError
 from shoal.experiment.config_files import load
 from shoal.sweeps import processes, report, running, sweep
@@ -402,3 +403,27 @@ def test_the_file_of_the_docs_is_a_sweep(tmp_path: Path) -> None:
     assert tomllib.loads(text)
     (tmp_path / "sweep.toml").write_text(text)
     assert read_sweep(tmp_path / "sweep.toml", {}).folder == Path("sweeps/sweep")
+
+
+def test_the_command_sweeps_as_was_typed_and_its_exit_code_says_whether_there_is_a_best(
+    tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = []
+
+    class Noted(running.Runner):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append((self.parallel, self.sweep.folder.name, self.sweep.settings.trials))
+
+    monkeypatch.setattr(running, "Runner", Noted)
+    file = tmp_path / "file.toml"
+    table = "[sweep]\nparallel = 2\n[sweep.parameters]\nlearning_rate = [1e-4, 1e-3, 1e-2]\n"
+    file.write_text('algorithm = "impala"\nenv = "CartPole-v1"\nstop_steps = 100\n' + table)
+    typed = ["--parallel", "3", "--trials", "2", "--json"]
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "good"), *typed]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["best_parameters"], found["best_value"]) == ({"learning_rate": 1e-3}, 0.0)
+    fake.fail = {f"t000{number}-s0": 9 for number in range(2)}
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "bad"), *typed]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["best_parameters"] is None
+    assert made == [(3, "good", 2), (3, "bad", 2)]
