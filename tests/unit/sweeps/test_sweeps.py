@@ -226,6 +226,45 @@ def test_a_sampler_hears_of_a_trial_once_when_all_its_seeds_are_done(
     assert sorted(heard[1].told) == [(number, pytest.approx(0.5)) for number in range(3)]
 
 
+def test_a_pruner_hears_of_every_evaluation_once_and_in_order(
+    tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[tuple[int, int, float]] = []
+
+    class Reported(Heard):
+        def report(self, number: int, step: int, value: float) -> bool:
+            reports.append((number, step, value))
+            return False
+
+    there = [{"eval_return": value} for value in (3.0, None, 5.0, 7.0)]  # what was not a number is counted, too
+    looks: dict[str, int] = {}
+
+    def rows(path: Path, kind: str) -> list[dict[str, Any]]:
+        looks[path.name] = looks.get(path.name, 1) + 1
+        return there[: looks[path.name]]
+
+    monkeypatch.setattr(running, "make_search", Reported)
+    monkeypatch.setattr(running, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(running, "read_rows", rows)
+    monkeypatch.setattr(Path, "is_file", lambda self: True if self.name == "metrics.jsonl" else Path.exists(self))
+    sweep(described(tmp_path, pruner="median", parallel=1))
+    assert [report for report in reports if report[0] == 1] == [(1, 1, 3.0), (1, 3, 5.0)]
+
+
+def test_a_study_is_told_apart_what_was_pruned_and_what_has_failed(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    made = read_sweep(described(tmp_path, RANGES, sampler="random", pruner="median", trials=9), {})
+    search: Any = make_search(made)
+    for number in range(7):
+        search.next(number)
+        assert search.report(number, 1, 100.0 if number < 6 else -100.0) is (number == 6)
+        search.tell(number, 100.0 if number < 5 else None)
+    states = [trial.state.name for trial in search._study.trials]
+    assert states == ["COMPLETE"] * 5 + ["FAIL", "PRUNED"]
+    assert search.next(8) is not None
+    assert search.next(9) is None
+
+
 def test_a_trial_without_all_its_seeds_has_no_value_and_one_that_may_be_tried_again_is_open(tmp_path: Path) -> None:
     made = read_sweep(described(tmp_path, seeds=2, retries=1), {})
     log = SweepLog(made)
@@ -335,6 +374,12 @@ def test_what_a_parameter_explains_is_corrected_for_chance() -> None:
     assert explained(values, [0, 1, 2, 3]) == 0.0, "a group for each value says nothing"
 
 
+def test_many_values_of_a_range_are_put_into_four_bins_of_equal_count_and_few_stand_for_themselves() -> None:
+    assert report._groups([80, 10, 30, 20, 40, 50, 60, 70]) == [3, 0, 1, 0, 1, 2, 2, 3]
+    assert report._groups([0.1, 0.2, 0.1, 0.4]) == [0, 1, 0, 2]
+    assert report._groups(["a", "b", "c", "d", "e"]) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -374,6 +419,8 @@ def test_a_folder_of_another_sweep_or_with_other_files_is_refused(tmp_path: Path
         sweep(described(tmp_path, seeds=3))
     with pytest.raises(UserError, match="was begun with another metric"):
         sweep(described(tmp_path, metric="env_steps"))
+    with pytest.raises(UserError, match="was begun with another sampler_seed"):
+        sweep(described(tmp_path, sampler_seed=1))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="holds other files"):
