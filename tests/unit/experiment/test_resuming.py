@@ -256,7 +256,8 @@ def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -
     for name in ("weights", "metrics", "learner", "actor/0"):
         program.add(name, Node)
     parts = {"learner": {"updates": 3}, "metrics": {"m": 1}, "actor-0": {"a": 0}, "actor-1": {"a": 1}, "weights": {}}
-    assert start_program(program, parts, {}) == 1
+    parts["actor-2"] = {"a": 2}
+    assert start_program(program, parts, {}) == 2, "actors that have no place any more"
     started = {name: node.start for name, node in program.nodes.items()}
     assert started["weights"]["snapshot"] == {"updates": 3}
     assert started["metrics"] == {"m": 1}
