@@ -116,6 +116,20 @@ def test_films_are_as_far_apart_as_was_asked_from_the_beginning_of_each(
     assert due == [False, False, True]
 
 
+def test_every_film_is_of_another_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+
+    def drawn(spec: Any, seed: int) -> Any:
+        seeds.append(seed)
+        raise filming.Interrupted
+
+    films = made(tmp_path, [])
+    monkeypatch.setattr(filming, "make_drawn", drawn)
+    for version in range(3):
+        films.film(version, {}, lambda: False)
+    assert seeds == [2, 3, 4]
+
+
 def test_a_run_that_ends_gives_a_film_up_and_leaves_nothing_of_it(tmp_path: Path) -> None:
     asked = iter([False, False, True])
     notes: list[str] = []
