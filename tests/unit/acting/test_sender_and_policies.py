@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -83,3 +84,32 @@ def test_every_row_explores_as_its_environment_does() -> None:
     greedy = ExploringPolicy(nn.Linear(1, 1), 0, "cpu", None)
     greedy.set_environments(np.array([3]))
     assert greedy.exploration is None
+
+
+def test_after_a_loss_the_next_block_waits_for_its_own_answer() -> None:
+    asked: list[str] = []
+
+    class Lost:
+        def result(self) -> Any:
+            raise NodeDied("replay")
+
+    class Ahead:
+        def insert(self, block: Any, timeout: float | None) -> Any:
+            asked.append("sent ahead")
+            return Lost()
+
+    class Service:
+        future, forget_writer = Ahead(), None
+
+        def insert(self, block: Any, timeout: float | None) -> Any:
+            asked.append("waited for")
+            return Inserted({}, {})
+
+    block: Any = SimpleNamespace(columns={"reward": np.zeros((2, 3))}, items={})
+    inserts: Any = PipelinedInserts(cast(Any, Service()))
+    inserts.insert(block)
+    with pytest.raises(NodeDied):
+        inserts.insert(block)
+    inserts.insert(block)
+    assert asked == ["sent ahead", "sent ahead", "waited for"]
+    assert inserts.lost_rows == 6

@@ -202,3 +202,10 @@ def test_flipped_bits_never_raise_anything_else(tmp_path: Path) -> None:
             except DamagedCheckpoint:
                 pass
         path.write_bytes(whole)
+
+
+def test_three_tensors_whose_places_read_alike_are_kept_apart(tmp_path: Path) -> None:
+    one, two, three = (torch.tensor([float(number)]) for number in range(3))
+    write_state(tmp_path / "part", {"a/b/c": one, "a": {"b/c": two, "b": {"c": three}}})
+    found = read_state(tmp_path / "part")
+    assert [found["a/b/c"].item(), found["a"]["b/c"].item(), found["a"]["b"]["c"].item()] == [0.0, 1.0, 2.0]

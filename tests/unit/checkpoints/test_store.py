@@ -258,3 +258,10 @@ def test_the_order_is_that_of_numbers_also_when_they_grow_longer(tmp_path: Path)
     assert found is not None
     assert found.path.name == "1000000"
     assert checkpoints.names() == ("1000001", ["999999", "1000000"])
+
+
+def test_the_newest_is_always_kept(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=0)
+    for updates in range(3):
+        store.save({"learner": {"updates": updates}}, {})
+    assert store.names() == ("000004", ["000003"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from shoal.algorithms import d4pg, impala, ppo, r2d2
-from shoal.diagnosis.advice import choose_algorithm, suggest
+from shoal.diagnosis.advice import _support, choose_algorithm, suggest
 from shoal.diagnosis.environment import Environment, Seen
 from shoal.envs import EnvSpec
 
@@ -95,3 +96,11 @@ def test_without_a_threshold_a_stop_is_suggested_and_the_command_can_be_pasted()
     found = suggested(impala.Config(), {}, env_options={"map": "a b"})
     assert found.command == "shoal train some --env Some-v0 --env-option 'map=a b' --stop-steps 1000000"
     assert "stop_steps" not in suggested(impala.Config(), {}, spec=replace(SPEC, reward_threshold=475.0)).options
+
+
+def test_a_support_is_too_small_only_when_returns_reach_beyond_its_farther_end() -> None:
+    cfg = SimpleNamespace(critic="categorical", support_low=-10.0, support_high=100.0, reward_scale=0.5, gamma=0.9)
+    assert _support(cfg, {"reward_mean": 19.0}) == ({}, ""), "95 at the most"
+    changes, reason = _support(cfg, {"reward_mean": 22.0})
+    assert changes == {"critic": "quantile"}
+    assert "reach ± 110, beyond the support from -10 to 100" in reason

@@ -84,6 +84,12 @@ def test_the_command_tells_and_draws_it(runs: Path, tmp_path: Path, capsys: pyte
     assert all(row["steps_to_target"]["iqm"] == 200.0 for row in found if row["env"] == "A-v0")
 
 
+def test_the_command_counts_to_the_target_that_was_typed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(runs), "--json", "--where", "env=A-v0", "--target", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["setting"]: row["steps_to_target"]["iqm"] for row in found} == {"impala": 100.0, "ppo": 100.0}
+
+
 def test_virtual_seconds_do_not_stand_beside_real_ones(tmp_path: Path) -> None:
     for runtime in ("inline", "local"):
         run(tmp_path / runtime, "impala", "A-v0", 0, 10.0, reached=True, runtime=runtime)

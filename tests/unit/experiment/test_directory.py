@@ -10,6 +10,7 @@ from typing import IO
 import numpy as np
 import pytest
 
+from shoal.checkpoints import Checkpoints
 from shoal.errors import UserError
 from shoal.experiment import directory
 from shoal.experiment.directory import RunDirectory
@@ -164,3 +165,21 @@ def test_weights_that_were_half_written_do_not_take_the_place_of_the_old_ones(
     with pytest.raises(OSError, match="No space left"):
         made.write_weights({"w": np.zeros(3)})
     assert directory.read_weights(made.path)["w"].tolist() == [1.0] * 3
+
+
+def test_weights_are_those_of_the_end_unless_the_run_has_gone_on_since(tmp_path: Path) -> None:
+    made = create(tmp_path)
+    made.write_weights({"w": np.array([1.0])})
+    made.write_summary({"life": 1})
+    made.close()
+    Checkpoints(tmp_path / "checkpoints").save({"weights": {"w": np.array([0.5])}}, {})
+    for life, expected in ((0, 1.0), (1, 1.0), (2, 0.5)):
+        made.write_config({"life": life})
+        assert directory.read_weights(tmp_path)["w"].tolist() == [expected]
+
+
+def test_a_revision_says_whether_files_differ_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for differs, expected in (("", "c0ffee"), (" M src/file.py", "c0ffee+")):
+        said = {"rev-parse": "c0ffee", "status": differs}
+        monkeypatch.setattr(directory, "_git", lambda *command, said=said: said[command[0]])
+        assert directory.git_revision() == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.cli import main
 from shoal.errors import UserError
 from shoal.experiment import directory, plots
 from shoal.experiment.grouping import grouped
@@ -150,3 +151,20 @@ def test_numbers_on_an_axis_are_shortened_from_thousands_up(value: float, text: 
 def test_runs_without_evaluations_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to plot"):
         plots.draw([run(tmp_path / "run", [])], tmp_path / "curve.png")
+
+
+def test_the_command_draws_the_runs_and_settings_that_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    for index, (unroll, rate) in enumerate([(5, 1.0), (5, 2.0), (10, 1.0)]):
+        run(tmp_path / str(index), [1.0, 2.0], unroll=unroll, rate=rate)
+    typed = ["plot", str(tmp_path), "--output", str(tmp_path / "out.svg")]
+    labels = []
+    for more in ([], ["--where", "unroll=5"], ["--by", "unroll"]):
+        assert main([*typed, *more]) == 0
+        *said, last = capsys.readouterr().out.splitlines()
+        labels.append(len(said))
+        assert last == f"→ {tmp_path / 'out.svg'}"
+    assert labels == [3, 2, 2]
+    assert "<svg" in (tmp_path / "out.svg").read_text()

@@ -208,3 +208,13 @@ def test_a_checkpoints_place_among_the_evaluations_is_gone_on_from() -> None:
     progress.go_on({"evaluations": 5, "evaluation": {"eval_return": 2.0}, "best": 9.0})
     progress.take(snapshot(1, evaluations=[{"eval_return": 4.0, "reached": False}]), 1.0, 0)
     assert (progress.evaluations, progress.best) == (6, 9.0)
+
+
+def test_what_is_left_to_a_stop_rule_is_told_at_the_present_rate_and_is_never_less_than_nothing() -> None:
+    progress = Progress(stops={"steps": 1000.0, "updates": 50.0})
+    progress.take(snapshot(0), 0.0, 0)
+    assert progress.towards() == {"steps": (0, 1000.0, None), "updates": (0, 50.0, None)}
+    progress.take(snapshot(500, 10), 1.0, 0)
+    assert progress.towards() == {"steps": (500, 1000.0, 1.0), "updates": (10, 50.0, 4.0)}
+    progress.take(snapshot(1500, 10), 2.0, 0)
+    assert progress.towards() == {"steps": (1500, 1000.0, 0.0), "updates": (10, 50.0, 8.0)}

@@ -89,6 +89,20 @@ def test_a_capacity_may_change_where_the_replay_was_not_saved(tmp_path: Path) ->
     assert planned(tmp_path / "other", capacity=2000).cfg.capacity == 2000
 
 
+def test_the_shape_of_a_replay_that_was_saved_cannot_change(tmp_path: Path) -> None:
+    cfg = apex_dqn.Config(capacity=1000, shards=2, actors=2)
+    made = RunDirectory.create(str(tmp_path), "apex_dqn", "CartPole-v1", 0, print)
+    made.write_config(records.record_of("apex_dqn", cfg, envs.describe("CartPole-v1"), RunOptions(stop_steps=1000)))
+    made.close()
+    meta = {**META, "algorithm": "apex_dqn", "replay": {}}
+    Checkpoints(tmp_path / "checkpoints").save({"learner": {"updates": 7}, "metrics": {"notes": []}}, meta)
+    for values in ({"capacity": 2000}, {"shards": 1}):
+        (name,) = values
+        with pytest.raises(UserError, match=f"--{name} cannot change when a run goes on with its replay"):
+            planned(tmp_path, **values)
+    assert planned(tmp_path, capacity=1000, shards=2, actors=3).cfg.actors == 3
+
+
 def test_an_environment_that_was_in_no_module_may_be_given_from_one(run: Path) -> None:
     record = json.loads((run / "config.json").read_text())
     record["config"]["env"] = record["env"] = "make_env"
@@ -242,7 +256,8 @@ def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -
     for name in ("weights", "metrics", "learner", "actor/0"):
         program.add(name, Node)
     parts = {"learner": {"updates": 3}, "metrics": {"m": 1}, "actor-0": {"a": 0}, "actor-1": {"a": 1}, "weights": {}}
-    assert start_program(program, parts, {}) == 1
+    parts["actor-2"] = {"a": 2}
+    assert start_program(program, parts, {}) == 2, "actors that have no place any more"
     started = {name: node.start for name, node in program.nodes.items()}
     assert started["weights"]["snapshot"] == {"updates": 3}
     assert started["metrics"] == {"m": 1}

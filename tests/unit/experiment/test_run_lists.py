@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,18 @@ def test_settings_are_told_apart_by_what_differs_or_by_what_is_named(tmp_path: P
     assert [(group.label, len(group.runs)) for group in groups] == [("impala: seed 0", 2), ("impala: seed 1", 1)]
 
 
+def test_a_label_names_four_settings_and_counts_the_others(tmp_path: Path) -> None:
+    names = ("gamma", "unroll", "batch", "entropy_cost", "value_cost")
+    labels = []
+    for count in (4, 5):
+        for value in (1, 2):
+            ended(saved_run(tmp_path / str(count) / str(value), **dict.fromkeys(names[:count], value)))
+        (groups,) = grouped(find_runs([tmp_path / str(count)])[0], names[:count]).values()
+        labels.append(groups[0].label)
+    four = "impala: gamma 1, unroll 1, batch 1, entropy_cost 1"
+    assert labels == [four, f"{four}, and 1 more"]
+
+
 def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = checkpointed(ended(saved_run(tmp_path / "one", gamma=0.9), "interrupt"))
     two = ended(saved_run(tmp_path / "two", gamma=0.8, seed=3), eval_return=7.0, seconds_to_target=3.0)
@@ -135,3 +148,42 @@ def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["impala:", "gamma", "0.8", "1", "7.00", "–", "3.0"],
     ]
     assert {row["iqm"] for row in json.loads(told("compare", str(tmp_path), "--json"))} == {5.0, 7.0}
+
+
+def with_progress(run: Path, env_steps: int, seconds: float, **more: Any) -> Path:
+    row = {"kind": "progress", "seconds": seconds, "counts": {"env_steps": env_steps, **more}}
+    (run / "metrics.jsonl").write_text(json.dumps(row | {"rates": {"env_steps": 50.0}}) + "\n")
+    return run
+
+
+def test_runs_are_listed_in_the_order_that_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended(saved_run(tmp_path / "a"), eval_return=-5.0, env_steps=300, train_seconds=1.0)
+    ended(saved_run(tmp_path / "b"), eval_return=2.0, env_steps=100, train_seconds=3.0)
+    with_progress(saved_run(tmp_path / "c"), 200, 2.0)  # killed before an evaluation
+    for name, began in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
+        os.utime(tmp_path / name / "config.json", (began, began))
+    orders = {"began": "bca", "return": "bac", "steps": "acb", "seconds": "bca", "name": "abc"}
+    for sort, order in orders.items():
+        assert main(["runs", str(tmp_path), "--sort", sort, "--json"]) == 0
+        assert [Path(row["run"]).name for row in json.loads(capsys.readouterr().out)] == list(order), sort
+
+
+def test_of_a_run_that_has_ended_the_summary_says_how_far_it_came_and_no_rate_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = with_progress(saved_run(tmp_path / "run"), 90, 2.0, learner_steps=30)
+    record = json.loads((run / "config.json").read_text())
+    record["options"] |= {"stop_updates": 40, "stop_steps": 200}
+    (run / "config.json").write_text(json.dumps(record))
+    for killed, towards in (
+        (True, ["steps 90 of 200", "updates 30 of 40"]),
+        (False, ["steps 100 of 200", "updates 40 of 40"]),
+    ):
+        if not killed:
+            ended(run, "updates", learner_steps=40)
+        assert main(["status", str(run)]) == 0
+        said = capsys.readouterr().out
+        assert [
+            line.removeprefix("towards").strip() for line in said.splitlines() if line.startswith("towards")
+        ] == towards
+        assert "steps/s" not in said

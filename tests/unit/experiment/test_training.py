@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import gymnasium
@@ -24,8 +25,9 @@ from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import METRICS, Final
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
+from shoal.experiment.listeners import Callbacks
 from shoal.experiment.options import RunOptions
-from shoal.experiment.training import train
+from shoal.experiment.training import _finish, resumed_experiment, train
 from shoal.experiment.watching import LATE, take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
@@ -193,3 +195,28 @@ def test_a_failure_is_told_before_what_was_learned_is_saved(tmp_path: Path, caps
             run_dir=str(tmp_path / "run"),
         )
     assert "no more, 1 times in a row; giving up; the run ends, and what it has" in capsys.readouterr().err
+
+
+def test_in_python_an_interrupt_is_raised_when_the_run_has_ended_and_so_is_what_broke_it() -> None:
+    def finish(stopped_by: str, failure: Exception | None = None) -> Any:
+        result = SimpleNamespace(stopped_by=stopped_by)
+        return _finish(cast(Any, SimpleNamespace(run=lambda display: (result, failure))), True, Callbacks())
+
+    assert finish("steps").stopped_by == "steps"
+    with pytest.raises(KeyboardInterrupt):
+        finish("interrupt")
+    with pytest.raises(RunFailed, match="the learner is gone"):
+        finish("failure", RunFailed("learner", "the learner is gone"))
+
+
+def test_a_run_that_cannot_go_on_after_all_lets_go_of_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(cfg: Any) -> Any:
+        raise UserError("there is no such environment any more")
+
+    monkeypatch.setattr("shoal.experiment.training.describe_env", refuse)
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    with pytest.raises(UserError, match="no such environment"):
+        resumed_experiment(cast(Any, SimpleNamespace(cfg=None, resumed=SimpleNamespace(lock=lock))), 0.0)
+    with RunLock(tmp_path):
+        pass

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shoal.checkpoints import Checkpoint, Checkpoints
+from shoal.cli import main
 from shoal.experiment import verifying
 from shoal.experiment.comparing import _same, _unequal, cannot_be_saved, checkpoints_by_updates, differences
 from shoal.experiment.verifying import Verdict, _judge, verify
@@ -188,3 +189,20 @@ def test_the_second_run_is_killed_when_it_has_saved_half_of_its_updates(monkeypa
     verdict = verify("impala", page, None, env, updates=10, seed=0)
     assert lives == [(False, []), (True, [False, False, True]), (False, [])]
     assert (verdict.updates, verdict.killed_at) == (20, 10)
+
+
+@pytest.mark.parametrize(("identical", "code"), [(True, 0), (False, 1)])
+def test_the_command_compares_what_was_typed_and_its_exit_code_is_the_verdict(
+    identical: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def pretended(name: str, page: Any, cfg: Any, env: Any, *, updates: int, seed: int, say: Any) -> Verdict:
+        asked.append((name, env.name, cfg.unroll, updates, seed))
+        return Verdict(name, env.name, seed, 2 * updates, updates, identical, {}, lines=["the verdict"])
+
+    monkeypatch.setattr(verifying, "verify", pretended)
+    typed = ["--env", "CartPole-v1", "--unroll", "7", "--updates", "3", "--seed", "5"]
+    assert main(["verify", "impala", *typed]) == code
+    assert asked == [("impala", "CartPole-v1", 7, 3, 5)]
+    assert capsys.readouterr().out.splitlines() == ["the verdict"]

@@ -118,6 +118,40 @@ def test_a_synchronous_actor_waits_for_newer_weights_after_every_block() -> None
     replay.close()
 
 
+class CallsTheEnd(Patient):
+    """While somebody waits for newer weights in vain, the run is ended."""
+
+    actor: ActorLoop
+
+    def wait(self, than: int, timeout: float | None = None) -> Any:
+        if than == NONE:
+            return super().wait(than)
+        assert len(self.asked) < 3, "it would wait for ever"
+        self.asked.append("wait in vain")
+        self.actor.finish()
+        return None
+
+
+def test_a_synchronous_actor_that_waits_when_the_run_ends_waits_no_longer() -> None:
+    replay, weights = make_replay(), CallsTheEnd()
+    weights.actor = make_actor([replay], cast(Any, weights), synchronous=True)
+    assert weights.actor.step() is True
+    assert weights.asked == ["wait -1", "wait in vain"]
+    assert weights.actor.step() is False
+    replay.close()
+
+
+def test_an_actor_tells_by_how_many_updates_its_weights_lay_behind_those_that_it_takes() -> None:
+    replay, metrics, store = make_replay(), Metrics(), published()
+    actor = make_actor([replay], store, metrics=metrics)
+    store.publish({"w": np.array([2.0])}, make_version(0, 7))
+    actor.step()
+    actor.report()
+    assert metrics.snapshot()["values"]["acting_staleness"] == 6.0
+    assert actor._recorder.policy.loaded == [1.0, 2.0]  # type: ignore[attr-defined]
+    replay.close()
+
+
 class ComesBackEmpty:
     """A replay of a synchronous algorithm as its clients see it, which is lost now and then."""
 
@@ -203,8 +237,10 @@ class Answering:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.asked: list[tuple[str, int]] = []
 
     def act(self, actor: str, run: int, observation: Any, outcome: Any) -> Any:
+        self.asked.append((actor, run))
         self.told.append(None if outcome is None else [part.tolist() for part in outcome])
         return np.zeros(2, np.int64)
 
@@ -223,6 +259,14 @@ def test_an_actor_without_a_policy_tells_what_its_actions_gave() -> None:
         [[1.0, 0.0], [False, False], [True, False]],
         [[2.0, 5.0], [True, False], [True, True]],
     ]
+
+
+def test_an_actor_without_a_policy_says_which_of_its_lives_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.loops.actor.current", lambda: Context("actor/2", 1, restarts=3))
+    server = Answering()
+    actor = RemoteActorLoop(lambda seed: cast(Any, ScriptedEnvs([[[1.0] * 9]] * 2)), 2, server, Metrics())
+    actor.step()
+    assert server.asked == [("actor/2", 3)] * 2
 
 
 def test_rows_that_were_lost_on_their_way_are_counted() -> None:

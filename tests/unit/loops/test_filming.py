@@ -102,6 +102,34 @@ def test_a_film_is_a_whole_episode_named_by_its_updates(kind: str, tmp_path: Pat
     assert notes == []
 
 
+def test_films_are_as_far_apart_as_was_asked_from_the_beginning_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(filming, "monotonic", lambda: clock[0])
+    films = made(tmp_path, [], every=60.0)
+    monkeypatch.setattr(films, "_film", lambda *_: clock.__setitem__(0, clock[0] + 5.0))
+    films.film(1, {}, lambda: False)
+    due = []
+    for clock[0] in (1005.0, 1059.9, 1060.0):
+        due.append(films.due())
+    assert due == [False, False, True]
+
+
+def test_every_film_is_of_another_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+
+    def drawn(spec: Any, seed: int) -> Any:
+        seeds.append(seed)
+        raise filming.Interrupted
+
+    films = made(tmp_path, [])
+    monkeypatch.setattr(filming, "make_drawn", drawn)
+    for version in range(3):
+        films.film(version, {}, lambda: False)
+    assert seeds == [2, 3, 4]
+
+
 def test_a_run_that_ends_gives_a_film_up_and_leaves_nothing_of_it(tmp_path: Path) -> None:
     asked = iter([False, False, True])
     notes: list[str] = []

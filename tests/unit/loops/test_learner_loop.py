@@ -103,6 +103,16 @@ def test_what_is_over_the_soft_capacity_goes_when_it_is_time() -> None:
     assert sizes == [ITEMS, ITEMS, CAPACITY, CAPACITY]
 
 
+def test_of_several_learners_the_first_alone_cuts_the_table_down() -> None:
+    replay = filled()
+    loop, _ = loop_over(replay, Metrics(), trim_every=1)
+    sizes = []
+    for loop._leads in (False, True):
+        loop.step()
+        sizes.append(replay.info()["items"]["size"])
+    assert sizes == [ITEMS, CAPACITY]
+
+
 def test_reports_say_what_users_of_replay_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.services.metrics.PERIOD", 0.0)
     metrics = Metrics()

@@ -20,6 +20,7 @@ from tests.saved_runs import saved_run
 from tests.unit.playing.export_cases import CASES, QUICK
 
 import shoal
+from shoal.cli import main
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.playing import exporting
@@ -208,3 +209,16 @@ def test_an_export_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: p
     with pytest.raises(UserError, match="differs"):
         export(run, format="torch")
     assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_the_command_exports_in_the_format_and_to_the_folder_that_were_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def pretended(source: str, folder: str | None, **given: Any) -> exporting.Export:
+        asked.append((source, folder, given))
+        return exporting.Export("out", "policy.pt2", [], [], 0.0)
+
+    monkeypatch.setattr(exporting, "export", pretended)
+    assert main(["export", "runs/A", "--format", "torch", "--output", "out"]) == 0
+    assert main(["export", "runs/A"]) == 0
+    assert asked == [("runs/A", "out", {"format": "torch"}), ("runs/A", None, {"format": "onnx"})]

@@ -19,10 +19,11 @@ from tests.saved_runs import saved_run
 import shoal
 from shoal import envs
 from shoal.acting import zero_where
+from shoal.cli import main
 from shoal.envs import describing, trial
 from shoal.errors import UserError
 from shoal.experiment import registry
-from shoal.playing import TrainedPolicy
+from shoal.playing import Evaluation, TrainedPolicy
 
 ENVS = {"apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 ALGORITHMS = [(name, {}) for name in registry.names()] + [
@@ -342,3 +343,26 @@ def test_observations_that_are_not_finite_are_refused(value: float, tmp_path: Pa
     for observation in ([0.0, value, 0.0, 0.0], [[0.0] * 4, [0.0, 0.0, 0.0, value]]):
         with pytest.raises(UserError, match=sentence):
             policy.act(observation)
+
+
+def test_the_command_evaluates_as_was_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def evaluate(source: str, **given: Any) -> Evaluation:
+        asked.append((source, given))
+        return Evaluation("runs/A", "ppo", "CartPole-v1", 3, 2, 15.0, 5.0, 10.0, 20.0, (10.0, 20.0))
+
+    monkeypatch.setattr("shoal.playing.evaluate", evaluate)
+    typed = ["--episodes", "2", "--seed", "3", "--env", "CartPole-v1", "--env-option", "length=7"]
+    assert main(["eval", "runs/A:best", *typed, "--network", "nets:Net", "--core", "nets:Core", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["eval_return"], found["spread"], found["lowest"], found["highest"]) == (15.0, 5.0, 10.0, 20.0)
+    assert main(["eval", "runs/A"]) == 0
+    nothing = dict.fromkeys(("env", "env_options", "seed", "network", "core"))
+    given = {"episodes": 2, "env": "CartPole-v1", "env_options": {"length": 7}, "seed": 3}
+    assert asked == [
+        ("runs/A:best", given | {"network": "nets:Net", "core": "nets:Core"}),
+        ("runs/A", nothing | {"episodes": 50}),
+    ]

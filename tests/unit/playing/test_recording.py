@@ -12,8 +12,10 @@ from gymnasium import spaces
 from tests.saved_runs import saved_run
 
 import shoal
+from shoal.cli import main
 from shoal.envs import describing, trial
 from shoal.errors import UserError
+from shoal.playing import Recording
 
 
 class Shown(gymnasium.Env[Any, Any]):
@@ -37,6 +39,10 @@ class Shown(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         return np.full((*self.size, 3), 50 * self.steps, np.uint8)
+
+
+class Quick(Shown):
+    metadata = {"render_fps": 12}  # noqa: RUF012 - as Gymnasium has it
 
 
 class Hidden(Shown):
@@ -64,6 +70,40 @@ def test_a_film_has_every_picture_of_whole_episodes(ending: str, tmp_path: Path)
 def test_a_film_lies_in_the_run_directory_where_no_name_is_given(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run", env=Shown)
     assert Path(shoal.record(shoal.load(run), seed=1).path) == run / "policy.mp4"
+
+
+def test_a_film_goes_as_fast_as_was_asked_or_as_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+
+    def write(path: Path, pictures: Any, rate: float) -> None:
+        rates.append(rate)
+        path.write_bytes(bytes(len(list(pictures))))
+
+    monkeypatch.setattr("shoal.films.writer_for", lambda ending: write)
+    run = saved_run(tmp_path / "run", env=Shown)
+    for env, fps in ((Shown, 7.5), (Quick, 7.5), (Quick, None), (Shown, None)):
+        shoal.record(run, tmp_path / "film.gif", env=env, fps=fps)
+    assert rates == [7.5, 7.5, 12.0, 30.0]
+
+
+def test_the_command_films_as_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    def record(source: str, output: str | None, **given: Any) -> Recording:
+        asked.append((source, output, given))
+        return Recording("film.gif", "ppo", "CartPole-v1", 3, 10, (4.0, 5.0))
+
+    monkeypatch.setattr("shoal.playing.record", record)
+    typed = ["--output", "film.gif", "--episodes", "2", "--seed", "3", "--fps", "7.5", "--env", "CartPole-v1"]
+    assert main(["record", "runs/A", *typed]) == 0
+    assert main(["record", "runs/A"]) == 0
+    assert asked == [
+        ("runs/A", "film.gif", {"episodes": 2, "env": "CartPole-v1", "seed": 3, "fps": 7.5}),
+        ("runs/A", None, {"episodes": 1, "env": None, "seed": None, "fps": None}),
+    ]
+    assert capsys.readouterr().out.splitlines()[-1] == "→ film.gif"
 
 
 def test_wide_pictures_are_made_smaller_for_a_gif(tmp_path: Path) -> None:

@@ -275,6 +275,9 @@ def test_measurements_are_of_what_came_since_the_last_and_staleness_is_counted_i
     server._report.values.clear()
     server._measure()
     assert "inference_batch" not in server._report.values
+    server._queueing.extend([0.001] * 90 + [0.005] * 10)
+    server._measure()
+    assert [server._report.values[f"queueing_ms_{part}"] for part in ("p50", "p99")] == pytest.approx([1.0, 5.0])
     world.publish(7)
     server._refresh()
     assert (server._report.values["acting_staleness"], world.policy.weights) == (7, 7)

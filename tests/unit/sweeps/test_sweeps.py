@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.cli import main
 from shoal.errors import UserError
 from shoal.experiment.config_files import load
 from shoal.sweeps import processes, report, running, sweep
@@ -225,6 +226,45 @@ def test_a_sampler_hears_of_a_trial_once_when_all_its_seeds_are_done(
     assert sorted(heard[1].told) == [(number, pytest.approx(0.5)) for number in range(3)]
 
 
+def test_a_pruner_hears_of_every_evaluation_once_and_in_order(
+    tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[tuple[int, int, float]] = []
+
+    class Reported(Heard):
+        def report(self, number: int, step: int, value: float) -> bool:
+            reports.append((number, step, value))
+            return False
+
+    there = [{"eval_return": value} for value in (3.0, None, 5.0, 7.0)]  # what was not a number is counted, too
+    looks: dict[str, int] = {}
+
+    def rows(path: Path, kind: str) -> list[dict[str, Any]]:
+        looks[path.name] = looks.get(path.name, 1) + 1
+        return there[: looks[path.name]]
+
+    monkeypatch.setattr(running, "make_search", Reported)
+    monkeypatch.setattr(running, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(running, "read_rows", rows)
+    monkeypatch.setattr(Path, "is_file", lambda self: True if self.name == "metrics.jsonl" else Path.exists(self))
+    sweep(described(tmp_path, pruner="median", parallel=1))
+    assert [report for report in reports if report[0] == 1] == [(1, 1, 3.0), (1, 3, 5.0)]
+
+
+def test_a_study_is_told_apart_what_was_pruned_and_what_has_failed(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    made = read_sweep(described(tmp_path, RANGES, sampler="random", pruner="median", trials=9), {})
+    search: Any = make_search(made)
+    for number in range(7):
+        search.next(number)
+        assert search.report(number, 1, 100.0 if number < 6 else -100.0) is (number == 6)
+        search.tell(number, 100.0 if number < 5 else None)
+    states = [trial.state.name for trial in search._study.trials]
+    assert states == ["COMPLETE"] * 5 + ["FAIL", "PRUNED"]
+    assert search.next(8) is not None
+    assert search.next(9) is None
+
+
 def test_a_trial_without_all_its_seeds_has_no_value_and_one_that_may_be_tried_again_is_open(tmp_path: Path) -> None:
     made = read_sweep(described(tmp_path, seeds=2, retries=1), {})
     log = SweepLog(made)
@@ -334,6 +374,12 @@ def test_what_a_parameter_explains_is_corrected_for_chance() -> None:
     assert explained(values, [0, 1, 2, 3]) == 0.0, "a group for each value says nothing"
 
 
+def test_many_values_of_a_range_are_put_into_four_bins_of_equal_count_and_few_stand_for_themselves() -> None:
+    assert report._groups([80, 10, 30, 20, 40, 50, 60, 70]) == [3, 0, 1, 0, 1, 2, 2, 3]
+    assert report._groups([0.1, 0.2, 0.1, 0.4]) == [0, 1, 0, 2]
+    assert report._groups(["a", "b", "c", "d", "e"]) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -373,6 +419,8 @@ def test_a_folder_of_another_sweep_or_with_other_files_is_refused(tmp_path: Path
         sweep(described(tmp_path, seeds=3))
     with pytest.raises(UserError, match="was begun with another metric"):
         sweep(described(tmp_path, metric="env_steps"))
+    with pytest.raises(UserError, match="was begun with another sampler_seed"):
+        sweep(described(tmp_path, sampler_seed=1))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="holds other files"):
@@ -402,3 +450,27 @@ def test_the_file_of_the_docs_is_a_sweep(tmp_path: Path) -> None:
     assert tomllib.loads(text)
     (tmp_path / "sweep.toml").write_text(text)
     assert read_sweep(tmp_path / "sweep.toml", {}).folder == Path("sweeps/sweep")
+
+
+def test_the_command_sweeps_as_was_typed_and_its_exit_code_says_whether_there_is_a_best(
+    tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = []
+
+    class Noted(running.Runner):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append((self.parallel, self.sweep.folder.name, self.sweep.settings.trials))
+
+    monkeypatch.setattr(running, "Runner", Noted)
+    file = tmp_path / "file.toml"
+    table = "[sweep]\nparallel = 2\n[sweep.parameters]\nlearning_rate = [1e-4, 1e-3, 1e-2]\n"
+    file.write_text('algorithm = "impala"\nenv = "CartPole-v1"\nstop_steps = 100\n' + table)
+    typed = ["--parallel", "3", "--trials", "2", "--json"]
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "good"), *typed]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["best_parameters"], found["best_value"]) == ({"learning_rate": 1e-3}, 0.0)
+    fake.fail = {f"t000{number}-s0": 9 for number in range(2)}
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "bad"), *typed]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["best_parameters"] is None
+    assert made == [(3, "good", 2), (3, "bad", 2)]
