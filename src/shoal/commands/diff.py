@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,10 @@ def run(words: Sequence[str]) -> int:
     rows = [["", str(one), str(other)]]
     for heading, parts in found.items():
         rows += [[f"{heading} {name}", _cell(first), _cell(second)] for name, (first, second) in parts.items()]
-    print("\n".join(aligned(rows)) if len(rows) > 1 else "they do not differ")
+    lines = aligned(rows)
+    if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
+        lines = [f"A  {one}", f"B  {other}", *aligned([["", "A", "B"], *rows[1:]])]
+    print("\n".join(lines) if len(rows) > 1 else "they do not differ")
     return OK
 
 

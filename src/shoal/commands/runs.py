@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,5 +60,9 @@ def run(words: Sequence[str]) -> int:
         rows.append(
             [str(one.path), state, judged, f"{one.env_steps:,}", f"{one.seconds:,.0f}", f"{age(one.began)} ago"]
         )
-    print("\n".join(aligned(rows)) if runs else "no run")
+    lines = aligned(rows)
+    if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
+        heading, *facts = aligned([row[1:] for row in rows])
+        lines = [f"  {heading}", *(f"{one.path}\n  {line}" for one, line in zip(runs, facts))]
+    print("\n".join(lines) if runs else "no run")
     return OK

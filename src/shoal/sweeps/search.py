@@ -79,10 +79,9 @@ class ByOptuna:
         try:
             import optuna
         except ImportError:
-            raise UserError(
-                f"The sampler {sweep.settings.sampler} with the pruner {sweep.settings.pruner} needs Optuna; run: "
-                "pip install 'shoal[sweep]'"
-            ) from None
+            plain = sweep.settings.sampler in ("grid", "random")
+            what = f"pruner {sweep.settings.pruner}" if plain else f"sampler {sweep.settings.sampler}"
+            raise UserError(f"The {what} needs Optuna; run: pip install 'shoal[sweep]'") from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._sweep = optuna, sweep
         self._plain = Plain(sweep) if sweep.settings.sampler in ("grid", "random") else None

@@ -12,6 +12,7 @@ import pytest
 from tests.saved_runs import saved_run
 
 from shoal.cli import main
+from shoal.commands.common import fit
 from shoal.errors import UserError
 from shoal.experiment.grouping import chosen, grouped
 from shoal.experiment.run_lists import differences, find_runs, is_held, state_of
@@ -135,3 +136,35 @@ def test_the_commands_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["impala:", "gamma", "0.8", "1", "7.00", "–", "3.0"],
     ]
     assert {row["iqm"] for row in json.loads(told("compare", str(tmp_path), "--json"))} == {5.0, 7.0}
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_in_a_terminal_what_they_tell_has_no_line_that_is_broken(
+    width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    one, two = (
+        checkpointed(saved_run(Path("runs") / f"apex_dqn-CartPole-v1-20261117-07223{seed}-s{seed}", seed=seed))
+        for seed in (1, 2)
+    )
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for words in (["runs"], ["diff", str(one), str(two)]):
+        assert main(words) == 0
+        told = capsys.readouterr().out
+        assert max(map(len, told.splitlines())) <= width
+        assert all(str(run) in told.split() for run in (one, two)), "to be copied"
+
+
+def test_a_sentence_is_broken_between_words_and_a_command_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    told = "This film needs packages that are not there; run: pip install 'shoal[video]'\nshoal eval runs/NAME --seed 1"
+    assert fit(told, sys.stdout) == told, "other programs read lines"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert fit(told, sys.stdout).split("\n") == [
+        "This film needs packages that are not",
+        "there; run: pip install 'shoal[video]'",
+        "shoal eval runs/NAME --seed 1",
+    ]

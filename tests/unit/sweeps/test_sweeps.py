@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.commands.sweep import headline
 from shoal.errors import UserError
 from shoal.experiment.config_files import load
 from shoal.sweeps import processes, report, running, sweep
@@ -294,6 +295,15 @@ def test_as_many_runs_at_a_time_as_the_cores_can_carry(
 ) -> None:
     monkeypatch.setattr(running.os, "sched_getaffinity", lambda _: set(range(cores)))
     assert running._default_parallel(read_sweep(described(tmp_path) | {"runtime": runtime}, {})) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "runs"),
+    [({"seeds": 2}, 12), ({"trials": 4}, 4), ({"trials": 9}, 6), ({"sampler": "random", "trials": 9}, 9)],
+)
+def test_it_is_known_how_many_runs_there_will_be(settings: dict[str, Any], runs: int, tmp_path: Path) -> None:
+    runner = running.Runner(read_sweep(described(tmp_path, **settings), {}), running.Silent())
+    assert headline(runner) == f"0 of {runs} runs done, 0 running"
 
 
 def test_what_an_earlier_life_had_only_made_room_for_is_removed_and_a_run_is_not(tmp_path: Path) -> None:
