@@ -80,8 +80,8 @@ def warn(text: str) -> None:
 
 
 def fit(text: str, stream: TextIO) -> str:
-    """Lines that a terminal does not break within words; commands, which are copied, stay whole. As it is where there is
-    no terminal: other programs read lines."""
+    """Lines that a terminal does not break within words; commands, which are copied, stay whole. As it is without a
+    terminal: other programs read lines."""
     if not stream.isatty():
         return text
     whole = WHOLE.sub(lambda found: found.group().replace(" ", NO_BREAK), text)
