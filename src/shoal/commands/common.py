@@ -79,6 +79,11 @@ def warn(text: str) -> None:
     print(fit(f"shoal: {text}", sys.stderr), file=sys.stderr, flush=True)
 
 
+def terminal_width() -> int | None:
+    """Columns that there are for tables; None where stdout is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def fit(text: str, stream: TextIO) -> str:
     """Lines that a terminal does not break within words; commands, which are copied, stay whole. As it is without a
     terminal: other programs read lines."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.commands.common import OK, parse, print_json
+from shoal.commands.common import OK, parse, print_json, terminal_width
 from shoal.errors import UserError
 
 
@@ -40,7 +38,8 @@ def run(words: Sequence[str]) -> int:
     for heading, parts in found.items():
         rows += [[f"{heading} {name}", _cell(first), _cell(second)] for name, (first, second) in parts.items()]
     lines = aligned(rows)
-    if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
+    width = terminal_width()
+    if width is not None and max(map(len, lines)) > width:
         lines = [f"A  {one}", f"B  {other}", *aligned([["", "A", "B"], *rows[1:]])]
     print("\n".join(lines) if len(rows) > 1 else "they do not differ")
     return OK

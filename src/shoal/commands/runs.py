@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shoal.commands.common import OK, parse, print_json, warn
+from shoal.commands.common import OK, parse, print_json, terminal_width, warn
 from shoal.errors import UserError
 
 
@@ -36,7 +34,7 @@ def run(words: Sequence[str]) -> int:
         raise UserError("There is no folder runs here: give the folder that holds your runs.")
     from shoal.experiment.grouping import chosen
     from shoal.experiment.run_lists import age, find_runs
-    from shoal.experiment.tables import aligned
+    from shoal.experiment.tables import folded
 
     found, strange = find_runs([Path(word) for word in typed.words] or [Path("runs")])
     for sentence in strange:
@@ -60,9 +58,5 @@ def run(words: Sequence[str]) -> int:
         rows.append(
             [str(one.path), state, judged, f"{one.env_steps:,}", f"{one.seconds:,.0f}", f"{age(one.began)} ago"]
         )
-    lines = aligned(rows)
-    if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
-        heading, *facts = aligned([row[1:] for row in rows])
-        lines = [f"  {heading}", *(f"{one.path}\n  {line}" for one, line in zip(runs, facts))]
-    print("\n".join(lines) if runs else "no run")
+    print("\n".join(folded(rows, terminal_width())) if runs else "no run")
     return OK

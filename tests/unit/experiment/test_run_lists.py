@@ -16,6 +16,7 @@ from shoal.commands.common import fit
 from shoal.errors import UserError
 from shoal.experiment.grouping import chosen, grouped
 from shoal.experiment.run_lists import differences, find_runs, is_held, state_of
+from shoal.experiment.tables import aligned, folded
 
 HOLDER = """
 import sys
@@ -154,6 +155,12 @@ def test_in_a_terminal_what_they_tell_has_no_line_that_is_broken(
         told = capsys.readouterr().out
         assert max(map(len, told.splitlines())) <= width
         assert all(str(run) in told.split() for run in (one, two)), "to be copied"
+
+
+def test_a_table_folds_where_it_is_too_wide() -> None:
+    rows = [["setting", "runs", "return"], ["learning_rate 0.001", "2", "498.1"]]
+    assert folded(rows, 34) == folded(rows, None) == aligned(rows)
+    assert folded(rows, 20) == ["  runs  return", "learning_rate 0.001\n     2   498.1"]
 
 
 def test_a_sentence_is_broken_between_words_and_a_command_is_not(
