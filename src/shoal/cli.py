@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import shoal
 from shoal import commands
 from shoal.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
-from shoal.commands.common import ERROR, EXAMPLES, INTERRUPTED, OK, USAGE, print_json
+from shoal.commands.common import ERROR, EXAMPLES, INTERRUPTED, OK, USAGE, fit, print_json, warn
 from shoal.config import did_you_mean
 from shoal.errors import UserError
 from shoal.experiment.arguments import HELP, peek, read
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words, started)
     except UserError as error:
-        print(f"shoal: {error}", file=sys.stderr)
+        warn(str(error))
         return USAGE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -224,11 +224,12 @@ def _run(experiment: Experiment, as_json: bool) -> int:
     from shoal.runtime import RunFailed
 
     result, failure = experiment.run(view.choose(quiet=False, json=as_json))
-    print("\n".join(view.summary(result)), file=sys.stderr if as_json else sys.stdout, flush=True)
+    stream = sys.stderr if as_json else sys.stdout
+    print(fit("\n".join(view.summary(result)), stream), file=stream, flush=True)
     if failure is not None:
         if isinstance(failure, RunFailed) and failure.traceback:
             print(failure.traceback.rstrip(), file=sys.stderr)
-        print(f"shoal: {failure}", file=sys.stderr)
+        warn(str(failure))
     if as_json:
         print_json(result.as_dict())
     return ERROR if failure is not None else result.exit_code

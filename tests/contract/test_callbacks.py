@@ -44,9 +44,10 @@ def test_a_callback_hears_of_evaluations_and_checkpoints_and_ends_the_run(tmp_pa
     assert list(result.evaluations.frame()["eval_return"]) == result.evaluations["eval_return"]
     written = loading.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     written.Reload()
-    shown = {(event.step, event.value) for event in written.Scalars("eval_return")}  # also in rows of progress
-    assert shown >= set(zip(result.evaluations["env_steps"], result.evaluations["eval_return"]))
-    assert {value for _, value in shown} == set(result.evaluations["eval_return"])
+    shown = [(event.step, event.value) for event in written.Scalars("eval_return")]
+    assert shown == list(zip(result.evaluations["env_steps"], result.evaluations["eval_return"]))
+    assert {event.value for event in written.Scalars("evaluation/episodes")} == set(result.evaluations["episodes"])
+    assert written.Scalars("episodes")[-1].value == result.metrics["episodes"][-1]
     assert written.Scalars("learner_steps")[-1].value == result.learner_steps
     assert shoal.load(result.run_dir).act([0.0] * 4) in (0, 1)
 

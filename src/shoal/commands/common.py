@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment.arguments import Typed, read
 
 OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+WHOLE = re.compile(r"`[^`\n]*`|pip install \S+|shoal [a-z]+ \S+")  # commands within sentences
+NO_BREAK = "\N{NO-BREAK SPACE}"
 EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
     "shoal train": (
         "shoal train ppo --env CartPole-v1",
@@ -71,4 +76,23 @@ def print_json(record: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 def warn(text: str) -> None:
-    print(f"shoal: {text}", file=sys.stderr, flush=True)
+    print(fit(f"shoal: {text}", sys.stderr), file=sys.stderr, flush=True)
+
+
+def terminal_width() -> int | None:
+    """Columns that there are for tables; None where stdout is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fit(text: str, stream: TextIO) -> str:
+    """Lines that a terminal does not break within words; commands, which are copied, stay whole. As it is without a
+    terminal: other programs read lines."""
+    if not stream.isatty():
+        return text
+    whole = WHOLE.sub(lambda found: found.group().replace(" ", NO_BREAK), text)
+    width = shutil.get_terminal_size().columns
+    lines = (
+        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else [line]
+        for line in whole.split("\n")
+    )
+    return "\n".join(line for each in lines for line in each).replace(NO_BREAK, " ")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.commands.common import OK, parse, print_json, warn
+from shoal.commands.common import OK, parse, print_json, terminal_width, warn
 from shoal.errors import UserError
 
 
@@ -57,7 +57,7 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         print_json([one.as_dict() for settings in tasks.values() for one in settings])
         return OK
-    print("\n".join(comparisons.lines(tasks)))
+    print("\n".join(comparisons.lines(tasks, terminal_width())))
     if options.output is not None:
         print(f"→ {options.output}")
     return OK

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.commands.common import OK, parse, print_json
+from shoal.commands.common import OK, parse, print_json, terminal_width
 from shoal.errors import UserError
 
 
@@ -37,7 +37,11 @@ def run(words: Sequence[str]) -> int:
     rows = [["", str(one), str(other)]]
     for heading, parts in found.items():
         rows += [[f"{heading} {name}", _cell(first), _cell(second)] for name, (first, second) in parts.items()]
-    print("\n".join(aligned(rows)) if len(rows) > 1 else "they do not differ")
+    lines = aligned(rows)
+    width = terminal_width()
+    if width is not None and max(map(len, lines)) > width:
+        lines = [f"A  {one}", f"B  {other}", *aligned([["", "A", "B"], *rows[1:]])]
+    print("\n".join(lines) if len(rows) > 1 else "they do not differ")
     return OK
 
 

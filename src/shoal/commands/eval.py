@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.commands.common import OK, one_run, parse, print_json
+from shoal.commands.common import OK, fit, one_run, parse, print_json
 from shoal.config import Episodes, NamedValues, Seed
 
 
@@ -49,9 +50,10 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         print_json(dataclasses.asdict(found))
     else:
-        print(
+        told = (
             f"{found.algorithm} on {found.env}: {amount(found.eval_return, found.spread)} over "
             f"{found.episodes} fresh greedy episodes (lowest {amount(found.lowest)}, highest {amount(found.highest)}, "
             f"seed {found.seed})"
         )
+        print(fit(told, sys.stdout))
     return OK

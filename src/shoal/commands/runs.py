@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shoal.commands.common import OK, parse, print_json, warn
+from shoal.commands.common import OK, parse, print_json, terminal_width, warn
 from shoal.errors import UserError
 
 
@@ -34,7 +34,7 @@ def run(words: Sequence[str]) -> int:
         raise UserError("There is no folder runs here: give the folder that holds your runs.")
     from shoal.experiment.grouping import chosen
     from shoal.experiment.run_lists import age, find_runs
-    from shoal.experiment.tables import aligned
+    from shoal.experiment.tables import folded
 
     found, strange = find_runs([Path(word) for word in typed.words] or [Path("runs")])
     for sentence in strange:
@@ -58,5 +58,5 @@ def run(words: Sequence[str]) -> int:
         rows.append(
             [str(one.path), state, judged, f"{one.env_steps:,}", f"{one.seconds:,.0f}", f"{age(one.began)} ago"]
         )
-    print("\n".join(aligned(rows)) if runs else "no run")
+    print("\n".join(folded(rows, terminal_width())) if runs else "no run")
     return OK

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.common import OK, one_run, parse, print_json
-from shoal.experiment.measures import measures
+from shoal.commands.common import OK, one_run, parse, print_json, terminal_width
+from shoal.experiment.measures import measures, packed
 
 if TYPE_CHECKING:
     from shoal.experiment.run_lists import RunState
+
+MARGIN = 9  # columns before what is told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,11 @@ def run(words: Sequence[str]) -> int:
         names = ("algorithm", "env", "seed", "state", "resumable", "stopped_by", "eval_return", "env_steps", "seconds")
         print_json({"run": str(path), **{name: getattr(found, name) for name in names}, "latest": rows})
         return OK
-    print("\n".join(lines(found, rows)))
+    print("\n".join(lines(found, rows, terminal_width())))
     return OK
 
 
-def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
+def lines(found: RunState, rows: dict[str, dict[str, Any]], width: int | None = None) -> list[str]:
     from shoal.experiment.run_lists import numbers
 
     progress, judged = (numbers(rows.get(kind, {})) for kind in ("progress", "evaluation"))
@@ -66,10 +69,11 @@ def lines(found: RunState, rows: dict[str, dict[str, Any]]) -> list[str]:
     facts += [("towards", text) for text in _towards(found, progress)]
     if progress.get("restarts"):
         facts.append(("restarts", f"{progress['restarts']:,.0f} of nodes that were lost"))
-    facts += [(name, " · ".join(told)) for name, told in measures(progress).items()]
+    room = (width or math.inf) - MARGIN
+    facts += [(name, f"\n{'':{MARGIN}}".join(packed(told, room))) for name, told in measures(progress).items()]
     if found.resumable:
         facts.append(("go on", f"shoal resume {found.path}"))
-    return [f"{name:9}{text}" for name, text in facts]
+    return [f"{name:{MARGIN}}{text}" for name, text in facts]
 
 
 def _towards(found: RunState, progress: dict[str, Any]) -> list[str]:

@@ -90,7 +90,7 @@ def headline(runner: Runner) -> str:
     done = sum(len(trial.results) for trial in trials.values())
     failed = sum(report.state_of(sweep, trial) == "failed" for trial in trials.values())
     best = report.best_trial(sweep, runner.log)
-    text = f"{done} runs done, {len(runner.running)} running, {len(runner.waiting)} waiting"
+    text = f"{done} of {runner.total()} runs done, {len(runner.running)} running"
     text += f", {failed} trials failed" if failed else ""
     if best is not None:
         text += f" · best {sweep.settings.metric} {report.value_of(sweep, best):.5g} (trial {best.number})"

@@ -87,6 +87,10 @@ def _reward_scale(cfg: Any, measured: Mapping[str, Any], given: Mapping[str, Any
         return {}, f"rewards of about {size:.3g} are clipped to ± {clip:g} (--reward-clip)"
     if SMALLEST <= size * scale <= LARGEST:
         return {}, f"rewards of about {size:.3g} become {size * scale:.3g} with reward_scale {scale:g}, a good size"
+    largest = max(size, *(abs(float(measured.get(name) or 0.0)) for name in ("reward_lowest", "reward_highest")))
+    if size * scale < SMALLEST <= largest * scale <= LARGEST:  # a small cost of steps, and something larger at the end
+        return {}, f"rewards of about {size:.3g} and up to {largest:.3g} have a good size with reward_scale {scale:g}"
+    size = size if size * scale > LARGEST else largest
     wanted = float(f"{10.0 ** -round(math.log10(size)):.0e}")
     said = f"rewards of about {size:.3g} are {'large' if size * scale > LARGEST else 'small'} for value functions"
     if "reward_scale" in given:

@@ -102,6 +102,10 @@ def _registered(name: str, env: str) -> registration.EnvSpec:
         latest = None
     if latest is not None:
         return gymnasium.registry[registration.get_env_id(namespace, bare, latest)]
+    if name == env and name.startswith("dm_control/"):  # Shimmy's ids, which it registers when it is imported
+        raise UserError(
+            f"{env} is an environment of Shimmy's: --env shimmy:{env}, with pip install 'shoal[dm-control]'."
+        )
     remedy = did_you_mean(name, list(gymnasium.registry)) or (
         " Name a Gymnasium id such as CartPole-v1, or your own factory as module:factory."
     )

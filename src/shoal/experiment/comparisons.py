@@ -13,7 +13,7 @@ from shoal.experiment.pictures import GREY, new_figure, plain, save, short_numbe
 from shoal.experiment.plots import read_evaluations
 from shoal.experiment.run_lists import RunState
 from shoal.experiment.statistics import interquartile_mean, interval
-from shoal.experiment.tables import aligned
+from shoal.experiment.tables import folded
 
 ALL_TASKS = "all tasks, 0 to 1"
 
@@ -141,15 +141,15 @@ def _over_tasks(tasks: Mapping[str, Sequence[Compared]]) -> list[Compared]:
 HEADING = ["setting", "runs", "return (IQM)", "95 % interval", "reached", "after steps", "seconds"]
 
 
-def lines(tasks: Mapping[str, Sequence[Compared]]) -> list[str]:
-    """A table, with the name of each task above its settings."""
+def lines(tasks: Mapping[str, Sequence[Compared]], width: int | None = None) -> list[str]:
+    """A table, with the name of each task above its settings; in a terminal of `width` columns it is folded to fit."""
     rows, titles = [HEADING], {}
     for task, settings in tasks.items():
         titles[len(rows)] = task
         rows += table_rows(settings)
     used = [index for index in range(len(HEADING)) if index < 4 or any(row[index] != "–" for row in rows[1:])]
     told = []
-    for index, line in enumerate(aligned([[row[index] for index in used] for row in rows])):
+    for index, line in enumerate(folded([[row[index] for index in used] for row in rows], width)):
         told += ["", titles[index]] if index in titles else []
         told.append(line)
     return told

@@ -68,6 +68,8 @@ class ConfigFile:
             if key == ALGORITHM:
                 continue
             name = normal(option(key))
+            if key == "sweep" and isinstance(value, Mapping):
+                raise UserError(f"{self.path} is the file of a sweep: shoal sweep {self.path}")
             if name not in known:
                 near = suggestion(name, known).replace("--", "").replace("-", "_")
                 raise UserError(

@@ -47,7 +47,7 @@ class Listeners:
             return
         told = flat(row)
         if self._sinks is not None and kind != "checkpoint":
-            self._sinks.write(told)
+            self._sinks.write(_logged(kind, told))
         if callback is not None:
             try:
                 self.stop |= callback(told) is True
@@ -65,3 +65,11 @@ class Listeners:
     def close(self) -> None:
         if self._sinks is not None:
             self._sinks.close()
+
+
+def _logged(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as sinks show it, with one curve for each name: `episodes` and `version` of an evaluation are not those of
+    the run, and the return that rows of progress repeat is one of earlier steps."""
+    if kind != "evaluation":
+        return {name: value for name, value in row.items() if name != "eval_return"}
+    return {name if name in ("eval_return", "env_steps") else f"evaluation/{name}": row[name] for name in row}

@@ -57,7 +57,7 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 100 or abs(value) >= 1e5 else f"{value:,.0f}"
 
 
-def packed(items: Iterable[str], width: int, separator: str = " · ") -> list[str]:
+def packed(items: Iterable[str], width: float, separator: str = " · ") -> list[str]:
     """Items in lines of at most `width` characters; none is split, and a longer one has a line of its own."""
     lines: list[str] = []
     for item in items:

@@ -101,5 +101,14 @@ def aligned(rows: list[list[str]]) -> list[str]:
     ]
 
 
+def folded(rows: list[list[str]], width: int | None) -> list[str]:
+    """The same in at most `width` columns where it can be: the first cell of a row is then a line of its own."""
+    lines = aligned(rows)
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    heading, *facts = aligned([row[1:] for row in rows])
+    return [f"  {heading}", *(f"{row[0]}\n  {line}" for row, line in zip(rows[1:], facts))]
+
+
 def _is_number(cell: str) -> bool:
     return cell[:1].isdigit() or cell[:1] in "-–−+" or cell == ""

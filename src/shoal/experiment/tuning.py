@@ -17,7 +17,9 @@ ALL_WAIT = 0.4  # of every node's time: then none of them is the cause
 QUICK = 3e-3  # seconds of an update, below which what it costs to begin one counts
 FEW = 64  # environments of an actor, below which a larger batch costs inference little more
 FREE = 0.6  # of a core that nobody uses, from which on another node has room
+ROWS = 256  # steps in an update of a small network, up to which the same holds on a machine that has much to do
 MANY = 512  # items of a batch that is not made larger
+PASSES = 10  # over each batch, as many as any preset makes
 WIDE = 128  # units of a layer, from which on a network is large enough for several threads, or to be made smaller
 
 
@@ -149,11 +151,14 @@ def _learning(ran: Ran) -> Advice | None:
     seconds = 1.0 / ran.updates_per_second if ran.updates_per_second else 0.0
     if ran.gpu and ran.get("device") == "cpu":
         return Advice("--device", "cuda", "cpu", "the learner is the slow part")
-    batch = ran.get("batch")
+    batch, epochs = ran.get("batch"), int(ran.get("epochs") or 1)
     if batch and batch < MANY and 0.0 < seconds < QUICK:
-        return ran.times_two(
-            "batch", f"an update takes {seconds * 1e3:.1f} ms, of which much is the same for any batch"
-        )
+        return _larger_batch(ran, f"an update takes {seconds * 1e3:.1f} ms, of which much is the same for any batch")
+    rows = (batch or MANY) * (ran.get("unroll") or ran.get("length") or 1)
+    if rows <= ROWS and not ran.large and not ran.get("samples_per_insert"):
+        return _larger_batch(ran, f"an update learns from {rows:,} steps: much of it is the same for any batch")
+    if epochs > PASSES:
+        return _fewer_passes(epochs)
     if ran.free >= FREE and ran.get("learner_threads") is not None and ran.large:
         cores = max(2, int(ran.get("learner_threads") + ran.free + 0.5))
         return Advice(
@@ -172,10 +177,21 @@ def _learning(ran: Ran) -> Advice | None:
             f"{ratio:g}",
             "actors wait for the learner: learn less often from each step",
         )
-    if (ran.get("epochs") or 1) > 1:
-        now = int(ran.get("epochs"))
-        return Advice("--epochs", max(1, now // 2), now, "the learner is the slow part: go over each batch less often")
+    if epochs > 1:
+        return _fewer_passes(epochs)
     return _smaller_network(ran, "the learner is the slow part, and all cores are used")
+
+
+def _larger_batch(ran: Ran, why: str) -> Advice:
+    """With the queue that it needs, where it would not fit."""
+    now = int(ran.get("batch"))
+    queue = ran.get("queue")
+    value = 2 * now if queue is None or queue >= 2 * now else f"{2 * now} --queue {2 * now}"
+    return Advice("--batch", value, now, why)
+
+
+def _fewer_passes(now: int) -> Advice:
+    return Advice("--epochs", max(1, now // 2), now, "the learner is the slow part: go over each batch less often")
 
 
 def _publishing(ran: Ran) -> Advice | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import warnings
@@ -298,6 +299,7 @@ def _write(format: str, policy: TrainedPolicy, step: Step, path: Path) -> list[O
         torch.export.save(program, path)
     else:
         names: dict[str, Any] = {"input_names": step.inputs, "output_names": [f"out/{name}" for name in step.outputs]}
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells what of torchvision it does without
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(program, (), str(path), external_data=False, verbose=False, **names)

@@ -20,7 +20,7 @@ from shoal.sweeps import report
 from shoal.sweeps.log import SweepLog, Trial
 from shoal.sweeps.processes import RunProcess
 from shoal.sweeps.search import make_search
-from shoal.sweeps.spec import Sweep, read_sweep
+from shoal.sweeps.spec import Sweep, grid, read_sweep
 
 TICK = 0.2  # seconds between two looks at the runs
 LOOK_EVERY = 2.0  # seconds between two looks at how they stand, for a pruner
@@ -123,7 +123,14 @@ class Runner:
             self._tell_if_over(trial)
         done = sum(len(trial.results) for trial in self.log.trials.values())
         if self.log.trials:
-            self._display.note(f"going on in {self.log.folder}: {done} runs are done, {len(self.waiting)} go on")
+            self._display.note(f"going on in {self.log.folder}: {done} done, {len(self.waiting)} go on")
+
+    def total(self) -> int:
+        """How many runs there will be if no trial is ended early."""
+        settings = self.sweep.settings
+        sizes = [] if settings.trials is None else [settings.trials]  # only a grid may have none
+        sizes += [len(grid(self.sweep.parameters))] if settings.sampler == "grid" else []
+        return min(sizes) * len(self.sweep.seeds)
 
     def _open(self, trial: Trial, seed: int) -> bool:
         failed = len(trial.failures.get(seed, [])) > self.sweep.settings.retries

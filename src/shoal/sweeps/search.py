@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
+import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from shoal.errors import UserError
 from shoal.sweeps.spec import Choices, Parameter, Sweep, grid, stepped
+
+PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy",), "qmc": ("scipy",)}  # that Optuna itself does not bring
 
 
 class Search(Protocol):
@@ -79,10 +83,9 @@ class ByOptuna:
         try:
             import optuna
         except ImportError:
-            raise UserError(
-                f"The sampler {sweep.settings.sampler} with the pruner {sweep.settings.pruner} needs Optuna; run: "
-                "pip install 'shoal[sweep]'"
-            ) from None
+            plain = sweep.settings.sampler in ("grid", "random")
+            what = f"pruner {sweep.settings.pruner}" if plain else f"sampler {sweep.settings.sampler}"
+            raise UserError(f"The {what} needs Optuna; run: pip install 'shoal[sweep]'") from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._sweep = optuna, sweep
         self._plain = Plain(sweep) if sweep.settings.sampler in ("grid", "random") else None
@@ -126,11 +129,13 @@ class ByOptuna:
     def _sampler(self) -> Any:
         samplers, seed = self._optuna.samplers, self._sweep.settings.sampler_seed
         names = {"tpe": "TPESampler", "qmc": "QMCSampler", "cmaes": "CmaEsSampler", "gp": "GPSampler"}
-        name = names.get(self._sweep.settings.sampler, "RandomSampler")
-        try:
-            return getattr(samplers, name)(seed=seed)
-        except ImportError as error:
-            raise UserError(f"The sampler {self._sweep.settings.sampler} needs a package more: {error}") from None
+        chosen = self._sweep.settings.sampler
+        missing = [name for name in PACKAGES.get(chosen, ()) if importlib.util.find_spec(name) is None]
+        if missing:  # Optuna would say so after the first trials
+            raise UserError(f"The sampler {chosen} needs a package more; run: pip install {' '.join(missing)}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some are called experimental
+            return getattr(samplers, names.get(chosen, "RandomSampler"))(seed=seed)
 
     def _pruner(self) -> Any:
         pruners = self._optuna.pruners

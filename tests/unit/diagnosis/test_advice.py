@@ -69,6 +69,12 @@ def test_rewards_are_scaled_to_about_one_where_nothing_else_does_it(cfg: Any, si
     assert suggested(cfg, {"reward_size": size}).options.get("reward_scale") == scale
 
 
+@pytest.mark.parametrize(("highest", "scale"), [(1.0, None), (1000.0, 1e-3), (0.012, 100.0)])
+def test_small_costs_of_steps_do_not_hide_what_is_won_at_the_end(highest: float, scale: float | None) -> None:
+    rewards = {"reward_size": 0.01, "reward_lowest": -0.01, "reward_highest": highest}
+    assert suggested(impala.Config(), rewards).options.get("reward_scale") == scale
+
+
 def test_what_the_user_gave_stays_and_is_talked_of() -> None:
     found = suggested(impala.Config(reward_scale=1.0), {"reward_size": 300.0}, reward_scale=1.0)
     assert "reward_scale" not in found.options

@@ -177,6 +177,11 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(module: str, s
     assert found.stdout.strip() == (f"{spec} needs packages that are not installed; run: pip install 'shoal[{extra}]'")
 
 
+def test_an_id_of_dm_control_is_told_how_it_is_typed_and_what_brings_it() -> None:
+    with pytest.raises(UserError, match=r"--env shimmy:dm_control/cheetah-run-v0, with pip install 'shoal\[dm-control"):
+        envs.describe("dm_control/cheetah-run-v0")
+
+
 @pytest.mark.parametrize(
     ("spec", "kind", "limit", "threshold"),
     [

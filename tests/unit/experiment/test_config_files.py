@@ -57,6 +57,7 @@ def test_options_that_differ_are_written_but_not_the_runs_own_folder(tmp_path: P
         ("sed = 1", "there is no option sed. Did you mean seed?"),
         ("lr = 1e-3", "there is no option lr. Did you mean learning_rate?"),
         ("total_timesteps = 5", "Did you mean stop_steps?"),
+        ("[sweep]\nseeds = 2", "is the file of a sweep: shoal sweep "),
         ("zzz = 1", "there is no option zzz. Names are those of shoal train impala --help."),
         ('seed = "1"', 'seed = "1" is no such value: give a whole number.'),
         ("seed = 1.5", "seed = 1.5 is no such value: give a whole number."),

@@ -13,9 +13,11 @@ import pytest
 from tests.saved_runs import saved_run
 
 from shoal.cli import main
+from shoal.commands.common import fit
 from shoal.errors import UserError
 from shoal.experiment.grouping import chosen, grouped
 from shoal.experiment.run_lists import differences, find_runs, is_held, state_of
+from shoal.experiment.tables import aligned, folded
 
 HOLDER = """
 import sys
@@ -187,3 +189,41 @@ def test_of_a_run_that_has_ended_the_summary_says_how_far_it_came_and_no_rate_is
             line.removeprefix("towards").strip() for line in said.splitlines() if line.startswith("towards")
         ] == towards
         assert "steps/s" not in said
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_in_a_terminal_what_they_tell_has_no_line_that_is_broken(
+    width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    one, two = (
+        checkpointed(saved_run(Path("runs") / f"apex_dqn-CartPole-v1-20261117-07223{seed}-s{seed}", seed=seed))
+        for seed in (1, 2)
+    )
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for words in (["runs"], ["diff", str(one), str(two)]):
+        assert main(words) == 0
+        told = capsys.readouterr().out
+        assert max(map(len, told.splitlines())) <= width
+        assert all(str(run) in told.split() for run in (one, two)), "to be copied"
+
+
+def test_a_table_folds_where_it_is_too_wide() -> None:
+    rows = [["setting", "runs", "return"], ["learning_rate 0.001", "2", "498.1"]]
+    assert folded(rows, 34) == folded(rows, None) == aligned(rows)
+    assert folded(rows, 20) == ["  runs  return", "learning_rate 0.001\n     2   498.1"]
+
+
+def test_a_sentence_is_broken_between_words_and_a_command_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    told = "This film needs packages that are not there; run: pip install 'shoal[video]'\nshoal eval runs/NAME --seed 1"
+    assert fit(told, sys.stdout) == told, "other programs read lines"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert fit(told, sys.stdout).split("\n") == [
+        "This film needs packages that are not",
+        "there; run: pip install 'shoal[video]'",
+        "shoal eval runs/NAME --seed 1",
+    ]

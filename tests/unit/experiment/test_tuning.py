@@ -49,6 +49,7 @@ SERVED = {
 WORKERS = {"worker/0": {"environment": 0.5, "learning": 0.5}, "learner": {"waiting for gradients": 1.0}}
 WAITING_WORKERS = {"worker/0": {"learning": 0.4, "waiting": 0.6}, "learner": {"waiting for gradients": 1.0}}
 SMALL, LARGE = impala.Config(envs_per_actor=16), impala.Config(envs_per_actor=256, hidden=(256, 256))
+FEW = impala.Config(batch=2, queue=512)
 RATIO = apex_dqn.Config(samples_per_insert=4.0, envs_per_actor=64)
 CENTRAL = impala.Config(inference="central", actors=2, hidden=(256, 256))
 
@@ -64,8 +65,13 @@ CASES = {
     "a slow learner, with idle cores": Case(SLOW_LEARNER, "--learner-threads", 4, LARGE, cores=4),
     "a slow learner, and a GPU": Case(SLOW_LEARNER, "--device", "cuda", more=(("gpu", True),)),
     "a learner of quick updates": Case(SLOW_LEARNER, "--batch", 64, updates=1000.0),
+    "a learner of few steps, on a machine with much to do": Case(SLOW_LEARNER, "--batch", 4, FEW),
+    "a larger batch than the queue can hold": Case(
+        SLOW_LEARNER, "--batch", "4 --queue 4", impala.Config(batch=2, queue=2)
+    ),
     "a slow learner held to a ratio": Case(SLOW_LEARNER, "--samples-per-insert", "2", RATIO, cores=1),
     "a slow learner of several passes": Case(SLOW_LEARNER, "--epochs", 2, ppo.Config(minibatches=1), cores=1),
+    "a slow learner of very many passes": Case(SLOW_LEARNER, "--epochs", 20, ppo.Config(epochs=40)),
     "a slow learner of many small steps": Case(SLOW_LEARNER, "--minibatches", 2, ppo.Config()),
     "a slow learner and nothing else": Case(SLOW_LEARNER, "--hidden", "128 128", LARGE, cores=1),
     "a learner that publishes": Case(

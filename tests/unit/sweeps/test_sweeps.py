@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from shoal.cli import main
+
+
+from shoal.commands.sweep import headline
 from shoal.errors import UserError
 from shoal.experiment.config_files import load
-from shoal.sweeps import processes, report, running, sweep
+from shoal.sweeps import processes, report, running, search, sweep
 from shoal.sweeps.log import SweepLog
 from shoal.sweeps.report import explained
 from shoal.sweeps.search import make_search
@@ -166,6 +169,16 @@ def test_optunas_sampler_finds_what_is_better_and_goes_on_after_a_kill(tmp_path:
     assert len(fake.ended) == len(set(fake.ended)) == 25
     rates = [np.log10(rate) for _, rate in sorted(zip(found.trials["trial"], found.trials["learning_rate"]))]
     assert np.mean(np.abs(np.array(rates[15:]) + 3)) < np.mean(np.abs(np.array(rates[:10]) + 3))
+
+
+def test_what_a_sampler_needs_more_is_told_before_the_first_trial(
+    tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(search.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="The sampler cmaes needs a package more; run: pip install cmaes"):
+        sweep(described(tmp_path, RANGES, sampler="cmaes", trials=3))
+    assert not fake.begun
 
 
 def test_a_pruner_ends_what_falls_behind(tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +347,15 @@ def test_as_many_runs_at_a_time_as_the_cores_can_carry(
 ) -> None:
     monkeypatch.setattr(running.os, "sched_getaffinity", lambda _: set(range(cores)))
     assert running._default_parallel(read_sweep(described(tmp_path) | {"runtime": runtime}, {})) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "runs"),
+    [({"seeds": 2}, 12), ({"trials": 4}, 4), ({"trials": 9}, 6), ({"sampler": "random", "trials": 9}, 9)],
+)
+def test_it_is_known_how_many_runs_there_will_be(settings: dict[str, Any], runs: int, tmp_path: Path) -> None:
+    runner = running.Runner(read_sweep(described(tmp_path, **settings), {}), running.Silent())
+    assert headline(runner) == f"0 of {runs} runs done, 0 running"
 
 
 def test_what_an_earlier_life_had_only_made_room_for_is_removed_and_a_run_is_not(tmp_path: Path) -> None:
