@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from shoal.cli import main
-
-
 from shoal.commands.sweep import headline
 from shoal.errors import UserError
 from shoal.experiment.config_files import load
