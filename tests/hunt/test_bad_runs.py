@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,14 @@ EVAL: dict[str, tuple[Damage, str]] = {
     "config a folder": (
         lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
         "config.json cannot be read",
+    ),
+    "config a pipe": (
+        lambda run: ((run / "config.json").unlink(), os.mkfifo(run / "config.json")),
+        "config.json cannot be read ([Errno 22] It is no regular file",
+    ),
+    "weights without end": (
+        lambda run: ((run / "weights.npz").unlink(), (run / "weights.npz").symlink_to("/dev/zero")),
+        "weights.npz is damaged",
     ),
     "algorithm unknown": (config(algorithm="inpala"), "There is no algorithm inpala"),
     "algorithm a number": (config(algorithm=3), "is damaged: algorithm and env must be names"),
@@ -228,6 +237,10 @@ def test_plot_refuses_an_output_that_cannot_be(output: str, sentence: str, run: 
 DEEP = '{"kind": "evaluation", "a": ' + "[" * 100_000 + "\n"
 JUDGED = '{"kind": "evaluation", "eval_return": %s, "env_steps": 1e999, "spread": "wide"}\n'
 STRANGE: dict[str, Damage] = {
+    "pipes": lambda run: [
+        ((run / name).unlink(missing_ok=True), os.mkfifo(run / name))
+        for name in ("metrics.jsonl", "summary.json", "run.lock")
+    ],
     "rows deep": text("metrics.jsonl", DEEP),
     "a return that was not finite": text("metrics.jsonl", JUDGED % "null"),
     "a return beyond floats": text("metrics.jsonl", JUDGED % ("1" + "0" * 400)),

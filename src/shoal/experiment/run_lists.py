@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shoal.checkpoints.lock import LOCK
+from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
 from shoal.experiment import directory, registry
 from shoal.experiment.grouping import is_number
@@ -74,7 +75,7 @@ def state_of(path: Path) -> RunState:
 def _summary(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Of the run's present life; none where it has gone on since."""
     try:
-        summary = json.loads((path / directory.SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(plain(path / directory.SUMMARY).read_text(encoding="utf-8"))
         return dict(summary) if int(record.get("life", 0)) <= int(summary.get("life", 0)) else {}
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
@@ -88,7 +89,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def is_held(path: Path) -> bool:
     """Whether a process holds the run's lock: asked of the kernel, without taking it."""
     try:
-        with (path / LOCK).open("rb") as file:
+        with plain(path / LOCK).open("rb") as file:
             if sys.platform == "linux":
                 asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
                 kind: int = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]

@@ -8,6 +8,7 @@ does not name does not exist, and a directory holds the last save that was compl
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import zlib
@@ -322,6 +323,8 @@ def _read_record(path: Path, store: Store, record: Record) -> None:
 
 def _read_column(log: Path, name: str, offset: int, size: int, checksum: int) -> bytes:
     try:
+        if not log.is_file():  # a pipe would be waited for
+            raise FileNotFoundError(errno.ENOENT, "No such file")
         with open(log, "rb") as file:
             file.seek(offset)
             packed = file.read(size)
