@@ -23,6 +23,9 @@ from shoal.experiment.options import RunOptions
 
 Damage = Callable[[Path], object]
 FIRST = "torso.0.weight"
+NPY = (
+    b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (), }".ljust(117) + b"\n" + bytes(8)
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,10 @@ EVAL: dict[str, tuple[Damage, str]] = {
     "weights overwritten": (fill, "weights.npz is damaged"),
     "weights a pickle": (
         lambda run: (run / "weights.npz").write_bytes(np.array([{}], object).dumps()),
+        "weights.npz is damaged",
+    ),
+    "weights one array": (
+        lambda run: (run / "weights.npz").write_bytes(NPY),
         "weights.npz is damaged",
     ),
     "weights objects": (
@@ -250,6 +257,7 @@ STRANGE: dict[str, Damage] = {
     "summary deep": text("summary.json", "[" * 100_000),
     "summary of words": text("summary.json", '{"env_steps": "x", "train_seconds": {}, "eval_return": []}'),
     "summary endless": text("summary.json", '{"env_steps": 1e999, "train_seconds": 1e999, "eval_return": NaN}'),
+    "a reason that moves the cursor": text("summary.json", '{"stopped_by": "\\u001b[2J"}'),
     "a life without end": text("summary.json", '{"life": 1e999}'),
     "a target beyond floats": config(options={"stop_return": 10**400, "stop_steps": "x"}),
 }
@@ -267,6 +275,7 @@ def test_status_runs_and_diff_tell_of_a_damaged_run_what_is_known(
     told = capsys.readouterr().out
     assert "impala on CartPole-v1" in told
     assert "nan" not in told
+    assert "\x1b" not in told
     assert "inf" not in told
 
 

@@ -37,6 +37,10 @@ from shoal.types import Arrays
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
 FILMS = "films"
+BROKEN = (  # what a damaged archive raises
+    *(OSError, ValueError, TypeError, EOFError, AttributeError, LookupError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile),
+)
 RECORDED: dict[str, tuple[type, str]] = {  # what a config may have beside what it must have
     "seed": (int, "a whole number"),
     "life": (int, "a whole number"),
@@ -224,7 +228,7 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         return _checkpointed_weights(path)
-    except (OSError, ValueError, EOFError, AttributeError, LookupError, RuntimeError, zlib.error, zipfile.BadZipFile):
+    except BROKEN:
         raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
 
 

@@ -51,6 +51,8 @@ def state_of(path: Path) -> RunState:
     ended = numbers(summary)
     running = is_held(path)
     stopped_by = summary.get("stopped_by")
+    if not isinstance(stopped_by, str) or not stopped_by.isprintable():
+        stopped_by = None  # no reason that a run gives
     state: Any = "running" if running else ENDED.get(str(stopped_by), "finished") if summary else "crashed"
     checkpoints = any((path / directory.CHECKPOINTS).glob("[0-9]*/manifest.json"))
     options = record.get("options")
@@ -148,9 +150,11 @@ def differences(one: Path, other: Path) -> dict[str, dict[str, tuple[Any, Any]]]
 
 
 def _result(state: RunState) -> dict[str, Any]:
-    names = ("stopped_by", "reached", "seconds_to_target", "learner_steps", "env_steps_per_second")
+    names = ("reached", "seconds_to_target", "learner_steps", "env_steps_per_second")
     found = {"eval_return": state.eval_return, "env_steps": state.env_steps, "seconds": round(state.seconds, 1)}
-    return found | {name: state.summary.get(name) for name in names}
+    told = {name: state.summary.get(name) for name in names}
+    plain = {name: repr(value) if isinstance(value, str) else value for name, value in told.items()}  # a damaged one
+    return {**found, "stopped_by": state.stopped_by, **plain}
 
 
 def age(began: float) -> str:
