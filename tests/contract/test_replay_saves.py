@@ -15,7 +15,7 @@ from shoal.algorithms import apex_dqn, impala
 from shoal.errors import UserError
 from shoal.experiment import checkpointing, experiment, view
 from shoal.experiment.environments import describe_env
-from shoal.experiment.replay_saves import folder_of, saving_nodes, start_replays
+from shoal.experiment.replay_saves import folder_of, saving_nodes, start_replays, unsaved_note
 from shoal.experiment.resuming import plan
 from shoal.experiment.training import resume, train
 from shoal.loops.wiring import Settings
@@ -50,6 +50,15 @@ def loaded(path: Path, **values: Any) -> dict[str, Replay]:
     made = program(**values)
     start_replays(made, path, found.resumed.meta)
     return {name: made.nodes[name].build({}.__getitem__) for name in saving_nodes(made)}
+
+
+def test_who_asks_for_a_replay_where_none_is_saved_is_told() -> None:
+    queue = impala.program(impala.Config(), describe_env(impala.Config()), Settings())
+    said = unsaved_note(queue, "local")
+    assert said is not None
+    assert "saves nothing here" in said
+    assert unsaved_note(queue, "inline") is None
+    assert unsaved_note(program(), "local") is None
 
 
 RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])

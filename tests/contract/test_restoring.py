@@ -13,6 +13,7 @@ import shoal
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.experiment.directory import read_weights
+from shoal.experiment.saved_weights import find_weights
 from shoal.experiment.training import resume, train
 from shoal.types import Columns
 
@@ -74,6 +75,9 @@ def test_one_checkpoint_and_the_best_can_be_restored(tmp_path: Path) -> None:
     first = sorted((tmp_path / "old" / "checkpoints").glob("0*"))[0]
     for index, source in enumerate((str(first), f"{tmp_path / 'old'}:best")):
         assert equal(old, run(tmp_path / str(index), updates=1, values=STILL, seed=4, restore=source))
+    (tmp_path / "old").rename(tmp_path / "old:best")
+    assert find_weights(f"{tmp_path / 'old:best'}").place.name == "weights.npz"  # a folder's own name comes first
+    (tmp_path / "old:best").rename(tmp_path / "old")
     with pytest.raises(UserError, match="names one checkpoint: leave out :best"):
         run(tmp_path / "x", restore=f"{first}:best")
     with pytest.raises(UserError, match="There is no run directory"):

@@ -123,6 +123,7 @@ def pattern_none(cfg):
 number = 3
 """,
     "bad.toml": 'algorithm = "impala"\nstop_retrun = 400\n',
+    "twice.toml": 'algorithm = "impala"\nstop-steps = 1\nstop_steps = 2\n',
     "unnamed.toml": "seed = 1\n",
     "broken.toml": "seed = ,\n",
     "good.toml": 'algorithm = "impala"\nseed = 1\n',

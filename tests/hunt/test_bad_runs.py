@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from shoal.experiment.options import RunOptions
 
 Damage = Callable[[Path], object]
 FIRST = "torso.0.weight"
+NPY = (
+    b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (), }".ljust(117) + b"\n" + bytes(8)
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +103,14 @@ EVAL: dict[str, tuple[Damage, str]] = {
         lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
         "config.json cannot be read",
     ),
+    "config a pipe": (
+        lambda run: ((run / "config.json").unlink(), os.mkfifo(run / "config.json")),
+        "config.json cannot be read ([Errno 22] It is no regular file",
+    ),
+    "weights without end": (
+        lambda run: ((run / "weights.npz").unlink(), (run / "weights.npz").symlink_to("/dev/zero")),
+        "weights.npz is damaged",
+    ),
     "algorithm unknown": (config(algorithm="inpala"), "There is no algorithm inpala"),
     "algorithm a number": (config(algorithm=3), "is damaged: algorithm and env must be names"),
     "algorithm gone": (config(algorithm="/nowhere/mine.py"), "There is no file /nowhere/mine.py"),
@@ -122,6 +134,10 @@ EVAL: dict[str, tuple[Damage, str]] = {
     "weights overwritten": (fill, "weights.npz is damaged"),
     "weights a pickle": (
         lambda run: (run / "weights.npz").write_bytes(np.array([{}], object).dumps()),
+        "weights.npz is damaged",
+    ),
+    "weights one array": (
+        lambda run: (run / "weights.npz").write_bytes(NPY),
         "weights.npz is damaged",
     ),
     "weights objects": (
@@ -228,6 +244,10 @@ def test_plot_refuses_an_output_that_cannot_be(output: str, sentence: str, run: 
 DEEP = '{"kind": "evaluation", "a": ' + "[" * 100_000 + "\n"
 JUDGED = '{"kind": "evaluation", "eval_return": %s, "env_steps": 1e999, "spread": "wide"}\n'
 STRANGE: dict[str, Damage] = {
+    "pipes": lambda run: [
+        ((run / name).unlink(missing_ok=True), os.mkfifo(run / name))
+        for name in ("metrics.jsonl", "summary.json", "run.lock")
+    ],
     "rows deep": text("metrics.jsonl", DEEP),
     "a return that was not finite": text("metrics.jsonl", JUDGED % "null"),
     "a return beyond floats": text("metrics.jsonl", JUDGED % ("1" + "0" * 400)),
@@ -237,6 +257,7 @@ STRANGE: dict[str, Damage] = {
     "summary deep": text("summary.json", "[" * 100_000),
     "summary of words": text("summary.json", '{"env_steps": "x", "train_seconds": {}, "eval_return": []}'),
     "summary endless": text("summary.json", '{"env_steps": 1e999, "train_seconds": 1e999, "eval_return": NaN}'),
+    "a reason that moves the cursor": text("summary.json", '{"stopped_by": "\\u001b[2J"}'),
     "a life without end": text("summary.json", '{"life": 1e999}'),
     "a target beyond floats": config(options={"stop_return": 10**400, "stop_steps": "x"}),
 }
@@ -254,6 +275,7 @@ def test_status_runs_and_diff_tell_of_a_damaged_run_what_is_known(
     told = capsys.readouterr().out
     assert "impala on CartPole-v1" in told
     assert "nan" not in told
+    assert "\x1b" not in told
     assert "inf" not in told
 
 

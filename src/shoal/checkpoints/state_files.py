@@ -11,8 +11,10 @@ lies in the safetensors file under a name {"tensor": name}, {"array": name}, {"s
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,14 @@ DEEPEST = 64  # levels of nesting
 _LARGEST_JSON = 256 << 20  # bytes: such a file is read as a whole
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _SAVED = "tensors, arrays, numbers, strings, bytes, None, lists, tuples and dicts can be saved"
+
+
+def plain(path: Path) -> Path:
+    """The path of a file to be read. A pipe would be waited for and a device read without end: OSError."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # which says what it is by itself
+        raise OSError(errno.EINVAL, "It is no regular file", str(path))
+    return path
 
 
 def write_state(stem: Path, state: Any) -> list[Path]:

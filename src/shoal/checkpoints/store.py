@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from shoal.checkpoints.errors import CheckpointFailed, DamagedCheckpoint
-from shoal.checkpoints.state_files import read_state, write_state
+from shoal.checkpoints.state_files import plain, read_state, write_state
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -164,7 +164,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(plain(path).read_text(encoding="utf-8"))
         body = record["body"]
         if record["crc32"] != _crc_of(body):
             raise DamagedCheckpoint(f"{path} is damaged: its checksum is another one.")

@@ -31,11 +31,17 @@ def check_options(name: str, maker: Callable[..., Any], options: Mapping[str, An
     taken = [key for key, parameter in parameters.items() if parameter.kind in _NAMED]
     open_ended = not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for key, value in options.items():
+        if key == "max_episode_steps" and key in beside and not _is_count(value):
+            raise UserError(f"{name}: the option {key}={value!r} is no such value; give a whole number from 1 up.")
         if key in taken:
             if (wanted := _wanted(parameters[key].default, value)) is not None:
                 raise UserError(f"{name}: the option {key}={value!r} is no such value; give {wanted}.")
         elif not open_ended and key not in beside:
             raise UserError(unknown_option(name, key, [*taken, *beside]))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def unknown_option(name: str, key: str, taken: Iterable[str]) -> str:

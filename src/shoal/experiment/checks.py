@@ -28,6 +28,11 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -
     if options.runtime != "ray":  # there nodes may be on larger machines
         _check_memory(cfg, env, options)
     _check_learning(cfg)
+    if getattr(cfg, "frame_stack", 0) > 1 and not env.stacks:
+        raise UserError(
+            f"--frame-stack {cfg.frame_stack} has nothing to stack: {env.name} gives no images, which are bytes of two "
+            "dimensions or more. Leave it out."
+        )
     if options.record_every:
         check_drawn(env.for_evaluation())
     return algorithm.make_policy(cfg, env, options.seed)

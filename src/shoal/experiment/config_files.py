@@ -5,6 +5,7 @@ A file becomes the words that would have been typed, before those that were: one
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
@@ -24,6 +25,7 @@ ALGORITHM = "algorithm"
 CONFIG = "--config"
 NOT_WRITTEN = ("run_dir", "resume")  # of the folder that a run was in
 WIDTH = 100  # of a line with its comment
+TABLE = "a table of plain values, such as {gravity = -9.8}"
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class ConfigFile:
     def check(self, owners: Sequence[type[Any]]) -> None:
         """Every key is an option, and its value one that the option takes."""
         known = {found.name: found for owner in owners for found in options_of(owner)}
+        given: dict[str, str] = {}
         for key, value in self.values.items():
             if key == ALGORITHM:
                 continue
@@ -75,6 +78,8 @@ class ConfigFile:
                 raise UserError(
                     f"{self.path}: there is no option {key}.{near or f' Names are those of {_help(owners)}.'}"
                 )
+            if given.setdefault(name, key) != key:
+                raise UserError(f"{self.path}: {given[name]} and {key} are the same option: give one of them.")
             if (wanted := _misfit(known[name], value)) is not None:
                 raise UserError(f"{self.path}: {key} = {written(value)} is no such value: give {wanted}.")
             try:
@@ -119,6 +124,8 @@ def _typed(key: str, value: Any) -> list[str]:
         return [option(key) if value else option(f"no_{key}")]
     if isinstance(value, list):
         return [option(key), *(str(_plain(part)) for part in value)]
+    if isinstance(value, Mapping):
+        return [f"{option(key)}={name}={part!r}" for name, part in value.items()]
     return [f"{option(key)}={_plain(value)}"]
 
 
@@ -133,15 +140,23 @@ def _misfit(found: Option, value: Any) -> str | None:
         return None if fits else "a list of whole numbers, such as [64, 64]"
     if isinstance(found.kind, tuple):
         return None if isinstance(value, str) else f"one of {', '.join(map(written, found.kind))}"
-    wanted = {bool: "true or false", int: "a whole number", float: "a number"}.get(found.kind, "a name in quotes")
-    return None if _is(found.kind, value) else wanted
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", dict: TABLE}
+    return None if _is(found.kind, value) else wanted.get(found.kind, "a name in quotes")
 
 
 def _is(kind: Any, value: Any) -> bool:
     if kind in (int, float):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and (kind is float or isinstance(value, int) or value.is_integer())
-    return isinstance(value, kind)
+    return isinstance(value, kind) and (kind is not dict or all(map(_is_literal, value.values())))
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether an option that is typed as key=value can be this: dates, and numbers that are not finite, cannot."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
 
 
 def _help(owners: Iterable[type[Any]]) -> str:

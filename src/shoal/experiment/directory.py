@@ -30,12 +30,17 @@ import numpy.typing as npt
 
 from shoal.checkpoints import Checkpoints
 from shoal.checkpoints.lock import LOCK
+from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
 from shoal.types import Arrays
 
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
 FILMS = "films"
+BROKEN = (  # what a damaged archive raises
+    *(OSError, ValueError, TypeError, EOFError, AttributeError, LookupError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile),
+)
 RECORDED: dict[str, tuple[type, str]] = {  # what a config may have beside what it must have
     "seed": (int, "a whole number"),
     "life": (int, "a whole number"),
@@ -80,6 +85,8 @@ class RunDirectory:
         there twice."""
         made = RunDirectory(path, warn)
         try:
+            if (path / METRICS).exists():
+                plain(path / METRICS)
             made._metrics = (path / METRICS).open("a", encoding="utf-8")
             made._metrics.truncate(min(offset, (path / METRICS).stat().st_size))
         except OSError as error:
@@ -192,7 +199,7 @@ def read_config(path: Path) -> dict[str, Any]:
             f"There is no run directory {path}: give the folder that a training run has printed; shoal runs lists them."
         )
     try:
-        record: Any = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        record: Any = json.loads(plain(path / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}.") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -217,18 +224,18 @@ def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
     if _went_on(path):
         return _checkpointed_weights(path)
     try:
-        with np.load(path / WEIGHTS) as archive:  # never unpickles
+        with np.load(plain(path / WEIGHTS)) as archive:  # never unpickles
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         return _checkpointed_weights(path)
-    except (OSError, ValueError, EOFError, AttributeError, LookupError, RuntimeError, zlib.error, zipfile.BadZipFile):
+    except BROKEN:
         raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
 
 
 def _went_on(path: Path) -> bool:
     """Whether the run has gone on, and saved a checkpoint, since it has ended with the weights and summary it has."""
     try:
-        config, summary = (json.loads((path / name).read_text(encoding="utf-8")) for name in (CONFIG, SUMMARY))
+        config, summary = (json.loads(plain(path / name).read_text(encoding="utf-8")) for name in (CONFIG, SUMMARY))
         if int(config["life"]) <= int(summary["life"]):
             return False
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -252,7 +259,7 @@ def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
     """The rows of one kind; a last line that was cut short is left out."""
     rows = []
     try:
-        text = (path / METRICS).read_text(encoding="utf-8")
+        text = plain(path / METRICS).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path / METRICS} cannot be read ({error.strerror}): is {path} a run directory?") from None
     except ValueError:

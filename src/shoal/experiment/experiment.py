@@ -20,7 +20,7 @@ from shoal.experiment.listeners import Callbacks, Listeners
 from shoal.experiment.options import Result, RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.experiment.registry import Algorithm
-from shoal.experiment.replay_saves import REPLAY, start_replays
+from shoal.experiment.replay_saves import REPLAY, start_replays, unsaved_note
 from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
@@ -178,15 +178,17 @@ class Experiment:
         program: Program = self.algorithm.program(self.cfg, self.env, self._settings(directory))
         if self.restored is not None:
             self.restored.start(program)
+        unsaved = unsaved_note(program, self.options.runtime) if self.options.checkpoint_replay else None
+        told = [] if unsaved is None else [f"note: {unsaved}"]
         if self.resumed is None:
-            return program, None, []
+            return program, None, told
         parts, meta = self.resumed.parts, self.resumed.meta
         if exact.can_go_on(program, parts, meta, self.options.runtime):
-            return program, exact.states_of(program, self.resumed.path, parts, meta), []
+            return program, exact.states_of(program, self.resumed.path, parts, meta), told
         unplaced = start_program(program, parts, meta)
         start_replays(program, self.resumed.path, meta)
         lost = f"there are fewer actors than before: the open episodes of {unplaced} are lost"
-        return program, None, [lost] if unplaced else []
+        return program, None, [*told, *([lost] if unplaced else [])]
 
     def _seed(self) -> int:
         """Another one in every life: what has no state to go on with must not repeat what it did."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shoal import config
 from shoal.envs import EnvSpec
@@ -17,6 +20,7 @@ from shoal.experiment.registry import Algorithm
 from shoal.factories import folder_of, importable_name, look_in, name_of
 
 NOT_PLAYED = ("pattern",)  # fields that only training needs
+OF_ENVIRONMENT = ("env", "env_options", "eval_env_options")  # fields that only who plays needs
 
 
 def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str,
             "native_action": to_record(env.native_action_space or env.action_space),
             "stack": env.stack,
         },
-        "config": values | named,
+        "config": {name: recorded_value(value) for name, value in values.items()},
         "folders": sorted({folder for module in modules if (folder := folder_of(module)) is not None}),
         "lost": lost_fields(cfg),
         "options": dataclasses.asdict(options),
@@ -49,19 +53,42 @@ def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str,
 
 
 def recorded_value(value: Any) -> Any:
-    """A config's value as a run directory has it: functions and classes by name."""
+    """A config's value as a run directory has it: functions and classes by name, numpy's numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {name: part.item() if isinstance(part, np.generic) else part for name, part in value.items()}
     return importable_name(value) or name_of(value) if callable(value) else value
 
 
 def lost_fields(cfg: Any) -> list[str]:
-    """Fields whose functions or classes cannot be found again by name."""
+    """Fields whose functions or classes cannot be found again by name, and options that no file can hold."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-    return [name for name, value in values.items() if callable(value) and importable_name(value) is None]
+    return [name for name, value in values.items() if _is_lost(value)]
+
+
+def _is_lost(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return not _is_plain(recorded_value(value))
+    return callable(value) and importable_name(value) is None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it comes back from a file: text, truths, finite numbers, and lists and tables of these."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def lost_note(cfg: Any) -> str | None:
     """What the user should know at the start of a run that cannot be rebuilt from its directory alone."""
     lost = lost_fields(cfg)
+    tables = [name for name in lost if isinstance(getattr(cfg, name), Mapping)]
+    if tables:
+        return (
+            f"{' and '.join(tables)} {'hold' if len(tables) > 1 else 'holds'} what no file can hold: to go on with "
+            "this run later, or to play it, it must be given again, or be made by a module:factory of yours"
+        )
     if not lost:
         return None
     which = " and ".join(f"{name} {name_of(getattr(cfg, name))}" for name in lost)
@@ -96,14 +123,20 @@ def rebuild(path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = ()) 
     return record["algorithm"], algorithm, cfg
 
 
-def refuse_lost(path: Path, field: str) -> None:
-    """One sentence where a run's own function or class of this field cannot be found again."""
+def refuse_lost(path: Path, fields: Sequence[str]) -> None:
+    """One sentence where what a run had in one of these fields cannot be found again."""
     record = directory.read_config(path)
-    if field in (record.get("lost") or []):
-        raise UserError(_lost_sentence(path, record, field))
+    for field in record.get("lost") or []:
+        if field in fields:
+            raise UserError(_lost_sentence(path, record, field))
 
 
 def _lost_sentence(path: Path, record: Mapping[str, Any], field: str) -> str:
+    if isinstance(record["config"].get(field), Mapping):
+        return (
+            f"The {field} of {path}, {record['config'][field]}, held what no file can hold: give them again, in Python "
+            f"or as {config.option(field)} key=value."
+        )
     return (
         f"The {field} of {path}, {record['config'].get(field)}, was not in a module and cannot be imported: "
         f"put it into one and give {config.option(field)} module:factory."

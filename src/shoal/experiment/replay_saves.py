@@ -34,6 +34,15 @@ def saving_nodes(program: Program) -> list[str]:
     ]
 
 
+def unsaved_note(program: Program, runtime: str) -> str | None:
+    """What the user should know who asks for the replay in checkpoints, where there is none to be saved."""
+    if runtime == "inline" or saving_nodes(program):
+        return None
+    return "--checkpoint-replay saves nothing here: this program keeps no experience" + (
+        " but a queue, which holds a moment's work" if replay_nodes(program) else ""
+    )
+
+
 def folder_of(run: Path, node: str) -> Path:
     return run.absolute() / REPLAY / node.replace("/", "-")
 
@@ -48,7 +57,7 @@ def check_saves(run: Path, checkpoint: Checkpoint) -> None:
     for node, tag in checkpoint.meta.get(REPLAY, {}).items():
         try:
             verify(folder_of(run, node), tag)
-        except BadCheckpoint as damage:
+        except (BadCheckpoint, ValueError) as damage:  # which a tag that is no name raises
             raise DamagedCheckpoint(f"The replay of {checkpoint.path} is damaged: {damage}.") from None
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 from shoal import config
 from shoal.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint, RunLock
+from shoal.checkpoints.state_files import plain
+from shoal.checkpoints.store import MANIFEST
 from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment import directory, records, registry
+from shoal.experiment.grouping import is_number
 from shoal.experiment.options import RunOptions
 from shoal.experiment.registry import Algorithm
 from shoal.experiment.replay_saves import REPLAY, check_saves
@@ -25,6 +28,7 @@ FIXED = {  # options of a run that cannot be others when it goes on, and why
     "restore_partial": "it has weights of its own by now",
     "freeze": "its optimizer has moments for what was trained",
 }
+COUNTS = ("updates", "env_steps", "seconds", "evaluations", "metrics_bytes")  # that a checkpoint's meta has
 STOPS = ("stop_return", "stop_steps", "stop_updates", "stop_seconds")
 
 
@@ -87,7 +91,7 @@ def can_resume(path: Path) -> bool:
 def finished(path: Path) -> dict[str, Any] | None:
     """The summary of a run that has ended by its stop rule."""
     try:
-        summary = json.loads((path / directory.SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(plain(path / directory.SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     ended = isinstance(summary, dict) and summary.get("stopped_by") in ("return", "steps", "updates", "seconds")
@@ -97,7 +101,7 @@ def finished(path: Path) -> dict[str, Any] | None:
 def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: RunOptions) -> None:
     store = Checkpoints(resumed.path / directory.CHECKPOINTS, options.keep)
     store.clean()
-    found, complaints = store.newest(lambda checkpoint: check_saves(resumed.path, checkpoint))
+    found, complaints = store.newest(lambda checkpoint: _check(resumed.path, checkpoint))
     resumed.lines += [f"{complaint} Going on from the one before." for complaint in complaints]
     if found is None:
         if complaints:
@@ -120,6 +124,22 @@ def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: RunOp
     )
 
 
+def _check(run: Path, checkpoint: Checkpoint) -> None:
+    """Raise `DamagedCheckpoint` unless a checkpoint says what a run needs to go on, and its replays are there."""
+    meta = checkpoint.meta
+    strange = [name for name in COUNTS if not is_number(meta.get(name)) or meta[name] < 0]
+    if not isinstance(meta.get("evaluation"), dict | None) or not (meta.get("best") is None or is_number(meta["best"])):
+        strange.append("evaluation")
+    replay = meta.get(REPLAY, {})
+    if not isinstance(replay, dict) or not all(isinstance(tag, str) for tag in replay.values()):
+        strange.append(REPLAY)
+    if strange:
+        raise DamagedCheckpoint(f"{checkpoint.path / MANIFEST} is damaged: {strange[0]} in it is no such value.")
+    if "metrics" not in checkpoint.parts or "notes" not in (checkpoint.part("metrics") or ()):
+        raise DamagedCheckpoint(f"{checkpoint.path} is damaged: it has no counts.")
+    check_saves(run, checkpoint)
+
+
 def _recorded_options(record: Mapping[str, Any], path: Path) -> RunOptions:
     known = {option.name for option in dataclasses.fields(RunOptions)}
     values = record.get("options")
@@ -139,10 +159,11 @@ def _refuse(
     for name, reason in FIXED.items():
         if name in options and options[name] != getattr(recorded, name):
             raise UserError(f"{config.option(name)} cannot change when a run goes on: {reason}.")
-    before = record["config"].get("env")
-    found_again = "env" in (record.get("lost") or [])  # it has a name now
-    if records.recorded_value(values.get("env", before)) != before and not found_again:
-        raise UserError("--env cannot change when a run goes on: start a new one.")
+    for name in ("env", "env_options"):
+        before = record["config"].get(name)
+        found_again = name in (record.get("lost") or [])  # it has a name now
+        if _in_file(values.get(name, before)) != _in_file(before) and not found_again:
+            raise UserError(f"{config.option(name)} cannot change when a run goes on: start a new one.")
 
 
 def _refuse_another_replay(resumed: Resumed, record: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -185,6 +206,10 @@ def _differences(
         name: value for name, value in {**options, **values}.items() if _plain(before.get(name)) != _plain(value)
     }
     return [f"{config.option(name)} was {before.get(name)}, now {value}" for name, value in changed.items()]
+
+
+def _in_file(value: Any) -> str:
+    return json.dumps(records.recorded_value(value), default=str)
 
 
 def _plain(value: Any) -> Any:

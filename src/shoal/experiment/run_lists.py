@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shoal.checkpoints.lock import LOCK
+from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
 from shoal.experiment import directory, registry
 from shoal.experiment.grouping import is_number
@@ -50,6 +51,8 @@ def state_of(path: Path) -> RunState:
     ended = numbers(summary)
     running = is_held(path)
     stopped_by = summary.get("stopped_by")
+    if not isinstance(stopped_by, str) or not stopped_by.isprintable():
+        stopped_by = None  # no reason that a run gives
     state: Any = "running" if running else ENDED.get(str(stopped_by), "finished") if summary else "crashed"
     checkpoints = any((path / directory.CHECKPOINTS).glob("[0-9]*/manifest.json"))
     options = record.get("options")
@@ -74,7 +77,7 @@ def state_of(path: Path) -> RunState:
 def _summary(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Of the run's present life; none where it has gone on since."""
     try:
-        summary = json.loads((path / directory.SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(plain(path / directory.SUMMARY).read_text(encoding="utf-8"))
         return dict(summary) if int(record.get("life", 0)) <= int(summary.get("life", 0)) else {}
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
@@ -88,7 +91,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def is_held(path: Path) -> bool:
     """Whether a process holds the run's lock: asked of the kernel, without taking it."""
     try:
-        with (path / LOCK).open("rb") as file:
+        with plain(path / LOCK).open("rb") as file:
             if sys.platform == "linux":
                 asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
                 kind: int = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
@@ -147,9 +150,11 @@ def differences(one: Path, other: Path) -> dict[str, dict[str, tuple[Any, Any]]]
 
 
 def _result(state: RunState) -> dict[str, Any]:
-    names = ("stopped_by", "reached", "seconds_to_target", "learner_steps", "env_steps_per_second")
+    names = ("reached", "seconds_to_target", "learner_steps", "env_steps_per_second")
     found = {"eval_return": state.eval_return, "env_steps": state.env_steps, "seconds": round(state.seconds, 1)}
-    return found | {name: state.summary.get(name) for name in names}
+    told = {name: state.summary.get(name) for name in names}
+    plain = {name: repr(value) if isinstance(value, str) else value for name, value in told.items()}  # a damaged one
+    return {**found, "stopped_by": state.stopped_by, **plain}
 
 
 def age(began: float) -> str:

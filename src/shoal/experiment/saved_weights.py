@@ -26,13 +26,14 @@ class Found(NamedTuple):
 def find_weights(source: str, asked: str = "") -> Found:
     """Of RUN, RUN:best, or the folder of one checkpoint. `asked` is how the user named it, for sentences."""
     asked = asked or source
-    path = Path(source.removesuffix(BEST))
+    best = source.endswith(BEST) and not Path(source).is_dir()  # which may be a run's own name
+    path = Path(source.removesuffix(BEST) if best else source)
     if (path / MANIFEST).is_file():
-        if source.endswith(BEST):
+        if best:
             raise UserError(f"{asked} names one checkpoint: leave out {BEST}, or give its run's folder.")
         return _of_checkpoint(open_checkpoint(path), asked, path.absolute().parent.parent)
     directory.read_config(path)  # says what is wrong where this is no run
-    if not source.endswith(BEST):
+    if not best:
         return Found(directory.read_weights(path), path / directory.WEIGHTS, path)
     found, complaints = Checkpoints(path / directory.CHECKPOINTS).best()
     if found is None:

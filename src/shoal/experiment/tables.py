@@ -68,6 +68,8 @@ def _parts(parts: Any) -> Iterable[tuple[str, Any]]:
 
 def latest(run: Path) -> dict[str, dict[str, Any]]:
     """The last row of each kind among the newest of a run's metrics, also while it goes on."""
+    if not (run / "metrics.jsonl").is_file():  # a pipe would be waited for
+        return {}
     try:
         with (run / "metrics.jsonl").open("rb") as file:
             file.seek(0, 2)

@@ -73,10 +73,10 @@ def freeze(network: nn.Module, patterns: str) -> list[str]:
     all of them, are an error."""
     names = [name for name, _ in network.named_parameters()]
     frozen: set[str] = set()
-    for pattern in filter(None, re.split(r"[,\s]+", patterns)):
+    for pattern in re.split(r"[,\s]+", patterns.strip(", ")):  # of nothing but commas one is left that matches none
         matching = {name for name in names if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not matching:
-            raise UserError(f"--freeze {pattern} matches no parameter: there are {_listed(names)}.")
+            raise UserError(f"--freeze {pattern or patterns} matches no parameter: there are {_listed(names)}.")
         frozen |= matching
     if len(frozen) == len(names):
         raise UserError(f"--freeze {patterns} leaves nothing to train: all of {_listed(names)} match.")

@@ -87,11 +87,10 @@ def environment_config(
     policy: TrainedPolicy, env: Environment | None, env_options: dict[str, Any] | None = None
 ) -> Any:
     """The policy's config with the environment in which it is to play."""
-    changes: dict[str, Any] = {} if env_options is None else {"env_options": env_options}
-    if env is None:
-        records.refuse_lost(policy.run, "env")
-        return dataclasses.replace(policy.config, **changes) if changes else policy.config
-    return dataclasses.replace(policy.config, env=env, **changes)
+    given: dict[str, Any] = {"env": env, "env_options": env_options}
+    changes = {name: value for name, value in given.items() if value is not None}
+    records.refuse_lost(policy.run, [name for name in records.OF_ENVIRONMENT if name not in changes])
+    return dataclasses.replace(policy.config, **changes) if changes else policy.config
 
 
 def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:

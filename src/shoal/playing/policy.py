@@ -67,7 +67,7 @@ def load(
     validate(_Asked(seed, device))
     check_device("device", device)
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
-    name, algorithm, cfg = records.rebuild(found.run, given, unneeded=("env", *records.NOT_PLAYED))
+    name, algorithm, cfg = records.rebuild(found.run, given, unneeded=(*records.OF_ENVIRONMENT, *records.NOT_PLAYED))
     env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
     if hasattr(cfg, "acting_device"):
         cfg = dataclasses.replace(cfg, acting_device=device)
@@ -202,7 +202,7 @@ def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:
 
 
 def _spaces_of_environment(run: Path, cfg: Any) -> Description:
-    records.refuse_lost(run, "env")
+    records.refuse_lost(run, records.OF_ENVIRONMENT)
     spec = describe_env(cfg)
     native = spec.native_action_space or spec.action_space
     return Description(spec.observation_space, spec.action_space, native, spec.stack)

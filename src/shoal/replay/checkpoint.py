@@ -8,6 +8,7 @@ does not name does not exist, and a directory holds the last save that was compl
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import zlib
@@ -143,11 +144,24 @@ def manifest_name(tag: str | None) -> str:
 
 
 def save(path: Path, snapshot: Snapshot, before: Saved, manifest: str, keep: Collection[str]) -> tuple[Saved, int]:
-    """Write what the logs lack, then the manifest; what the directory holds now, and the bytes written."""
+    """Write what the logs lack, then the manifest; what the directory holds now, and the bytes written. What fails
+    leaves nothing: others need a disk that is full."""
     path.mkdir(parents=True, exist_ok=True)
     # never a name that is taken: the manifest in place may need that file until it is replaced
     number = 1 + max((int(log.stem[5:]) for log in path.glob("rows-*.log") if log.stem[5:].isdigit()), default=-1)
     log = f"rows-{number:06d}.log"
+    try:
+        after, written = _write(path, log, snapshot, before, manifest)
+    except OSError:
+        (path / f"{manifest}.new").unlink(missing_ok=True)
+        if log not in _logs_of(path / manifest):
+            (path / log).unlink(missing_ok=True)
+        raise
+    _remove_leftovers(path, {record.file for records in after.records.values() for record in records}, manifest, keep)
+    return after, written
+
+
+def _write(path: Path, log: str, snapshot: Snapshot, before: Saved, manifest: str) -> tuple[Saved, int]:
     after, written = Saved(), 0
     with open(path / log, "wb") as file:
         for index, store in enumerate(snapshot.stores):
@@ -175,7 +189,6 @@ def save(path: Path, snapshot: Snapshot, before: Saved, manifest: str, keep: Col
         arrays[f"store {index}|following"] = snapshot.following[index]
     sync_directory(path)
     written += write_whole(path / manifest, header, arrays)
-    _remove_leftovers(path, {record.file for records in after.records.values() for record in records}, manifest, keep)
     return after, written
 
 
@@ -185,16 +198,20 @@ def _remove_leftovers(path: Path, logs: set[str], manifest: str, keep: Collectio
         if other.name == manifest:
             continue
         if other.name in keep:
-            try:
-                stores = read_header(other)["stores"]
-                logs |= {record[0] for store in stores for record in store["records"]}
-            except (BadCheckpoint, LookupError, TypeError):
-                continue  # a damaged one holds nothing back; whoever loads it is told
+            logs |= _logs_of(other)
         else:
             other.unlink()
     for old in path.glob("rows-*.log"):
         if old.name not in logs:
             old.unlink()
+
+
+def _logs_of(manifest: Path) -> set[str]:
+    """Those that a save refers to. A damaged one holds nothing back; whoever loads it is told."""
+    try:
+        return {record[0] for store in read_header(manifest)["stores"] for record in store["records"]}
+    except (BadCheckpoint, LookupError, TypeError):
+        return set()
 
 
 def _chunks_in_use(snapshot: Snapshot, index: int) -> Array:
@@ -322,6 +339,8 @@ def _read_record(path: Path, store: Store, record: Record) -> None:
 
 def _read_column(log: Path, name: str, offset: int, size: int, checksum: int) -> bytes:
     try:
+        if not log.is_file():  # a pipe would be waited for
+            raise FileNotFoundError(errno.ENOENT, "No such file")
         with open(log, "rb") as file:
             file.seek(offset)
             packed = file.read(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -95,6 +96,8 @@ def read_header(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> tuple[memoryview, dict[str, Any], int]:
     """A file's bytes, what its head says, and where its arrays begin."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError(errno.ENOENT, "No such file")
         data = memoryview(path.read_bytes())
     except OSError as error:
         raise BadCheckpoint(f"there is no replay checkpoint at {path.parent}: {error.strerror}") from None

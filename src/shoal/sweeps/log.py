@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
 from shoal.experiment.resuming import finished
 from shoal.sweeps.spec import Sweep
@@ -42,7 +43,7 @@ class SweepLog:
             (self.folder / RUNS).mkdir(parents=True, exist_ok=True)
             file = self.folder / IDENTITY
             if file.exists():
-                self._compare(json.loads(file.read_text(encoding="utf-8")), identity)
+                self._compare(json.loads(plain(file).read_text(encoding="utf-8")), identity)
             else:
                 if not all(_is_ours(entry.name) for entry in self.folder.iterdir()):
                     raise UserError(f"The folder {self.folder} holds other files: give another one.")
@@ -50,7 +51,7 @@ class SweepLog:
             self._read()
         except OSError as error:
             raise UserError(f"The folder {self.folder} of the sweep cannot be used ({error.strerror}).") from None
-        except ValueError:
+        except (ValueError, AttributeError, RecursionError):
             raise UserError(f"{self.folder / IDENTITY} is damaged: give another folder.") from None
 
     def path(self, number: int, seed: int) -> Path:
@@ -77,21 +78,30 @@ class SweepLog:
 
     def _read(self) -> None:
         file = self.folder / TRIALS
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = plain(file).read_text(encoding="utf-8") if file.exists() else ""
         if text and not text.endswith("\n"):  # killed in the middle of a line: it had begun nothing yet
             text = text[: text.rfind("\n") + 1]
             file.write_text(text, encoding="utf-8")
-        for row in map(json.loads, text.splitlines()):
-            if "parameters" in row:
-                self.trials[row["trial"]] = Trial(row["trial"], row["parameters"])
-            elif "failed" in row:
-                self.trials[row["trial"]].failures.setdefault(row["seed"], []).append(row["failed"])
-            elif row.get("pruned"):
-                self.trials[row["trial"]].pruned = True
+        try:
+            for row in map(json.loads, text.splitlines()):
+                self._take(row)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise UserError(f"{file} is damaged: give another folder.") from None
         for trial in self.trials.values():
             for seed in self._sweep.seeds:
                 if (summary := finished(self.path(trial.number, seed))) is not None:
                     trial.results[seed] = summary
+
+    def _take(self, row: dict[str, Any]) -> None:
+        number = int(row["trial"])
+        if "parameters" in row:
+            if set(row["parameters"]) != set(self._sweep.parameters):
+                raise ValueError("parameters of another sweep")
+            self.trials[number] = Trial(number, dict(row["parameters"]))
+        elif "failed" in row:
+            self.trials[number].failures.setdefault(int(row["seed"]), []).append(str(row["failed"]))
+        elif row.get("pruned"):
+            self.trials[number].pruned = True
 
     def _compare(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         for key, value in now.items():

@@ -33,6 +33,16 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+def test_a_pipe_in_the_place_of_a_manifest_is_damage_and_not_waited_for(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 2)
+    (tmp_path / "000002" / "manifest.json").unlink()
+    os.mkfifo(tmp_path / "000002" / "manifest.json")
+    newest, (complaint,) = checkpoints.newest()
+    assert newest is not None
+    assert newest.path.name == "000001"
+    assert "It is no regular file" in complaint
+
+
 def test_the_last_few_are_kept_and_the_newest_is_found(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 5)
     assert names(tmp_path) == ["000003", "000004", "000005"]

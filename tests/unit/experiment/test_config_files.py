@@ -36,6 +36,27 @@ def test_a_runs_config_is_the_same_after_a_file(algorithm: str, tmp_path: Path) 
     assert options == {"seed": 3}
 
 
+def test_options_of_the_environment_are_the_same_after_a_file(tmp_path: Path) -> None:
+    options = {
+        "on": True,
+        "size": 3,
+        "map": "3",
+        "truth": "true",
+        "quoted": "it's",
+        "list": [1, "x"],
+        "part": {"a": 0.5},
+    }
+    record = saved_run(tmp_path / "run") / "config.json"
+    described = json.loads(record.read_text())
+    described["config"] |= {"env_options": options, "eval_env_options": {}}
+    record.write_text(json.dumps(described))
+    file = tmp_path / "run.toml"
+    file.write_text(run_as_toml(tmp_path / "run"))
+    cfg, _ = load(file, {})
+    assert cfg.env_options == options
+    assert not cfg.eval_env_options
+
+
 def test_options_that_differ_are_written_but_not_the_runs_own_folder(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run")
     record = json.loads((run / "config.json").read_text())
@@ -72,6 +93,11 @@ def test_options_that_differ_are_written_but_not_the_runs_own_folder(tmp_path: P
         ("optimizer = 3", 'give one of "adam", "rmsprop"'),
         ("[impala]\nseed = 1", "there is no option impala."),
         ("seed = 1\nseed = 2", "is no TOML"),
+        ("stop-steps = 1\nstop_steps = 2", "stop-steps and stop_steps are the same option: give one of them."),
+        ('env_options = "gravity"', "is no such value: give a table of plain values, such as {gravity = -9.8}."),
+        ("env_options = {since = 2026-01-01}", "give a table of plain values"),
+        ("env_options = {gravity = nan}", "give a table of plain values"),
+        ('env_options = {"a b" = 1}', "cannot be understood: give key=value"),
         ("seed = ", "is no TOML"),
         ("algorithm = 3", "algorithm must be a name"),
         ("algorithm = 'inpala'", "There is no algorithm inpala"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 
 from shoal import envs, factories
@@ -47,6 +49,24 @@ def test_a_function_of_a_module_is_recorded_with_its_folder_and_found_from_elsew
     _, _, cfg = records.rebuild(run, {})
     assert cfg.env == "recorded_module:make_env"
     assert factories.load_factory(cfg.env, "env")().spec.id == "CartPole-v1"
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, len, np.zeros(2), {1: 2}, {1, 2}, b"x", [math.inf]])
+def test_options_that_no_file_can_hold_are_said_to_be_lost_and_can_be_given_again(value: Any, tmp_path: Path) -> None:
+    cfg = impala.Config(env_options={"limit": value})
+    assert "env_options holds what no file can hold" in str(records.lost_note(cfg))
+    run = written(tmp_path / "run", cfg)
+    with pytest.raises(UserError, match="held what no file can hold: give them again, in Python or as --env-option"):
+        records.rebuild(run, {})
+    with pytest.raises(UserError, match="held what no file can hold"):
+        records.refuse_lost(run, records.OF_ENVIRONMENT)
+    assert records.rebuild(run, {"env_options": {"limit": 3}})[2].env_options == {"limit": 3}
+
+
+def test_options_that_a_file_can_hold_come_back(tmp_path: Path) -> None:
+    plain = {"size": np.int64(3), "gravity": np.float64(-9.5), "map": "x", "wind": True, "none": None, "places": [1, 2]}
+    run = written(tmp_path / "run", impala.Config(env_options=plain))
+    assert records.rebuild(run, {})[2].env_options == {**plain, "size": 3, "gravity": -9.5}
 
 
 def test_a_function_without_a_name_of_its_own_is_said_to_be_lost_and_can_be_given_again(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from shoal.program import Program
 from shoal.services.metrics import LASTING, Metrics
 
 META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 900, "seconds": 3.0, "evaluations": 0}
+META |= {"evaluation": None, "best": None, "metrics_bytes": 0}
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ def test_what_cannot_change_is_refused_with_its_reason(run: Path) -> None:
         ({"freeze": "torso"}, {}, "--freeze cannot change when a run goes on: its optimizer has moments"),
         ({"restore": "old"}, {}, "--restore cannot change when a run goes on: it has weights of its own by now"),
         ({}, {"env": "Acrobot-v1"}, "--env cannot change when a run goes on"),
+        ({}, {"env_options": {"sutton_barto_reward": True}}, "--env-option cannot change when a run goes on"),
     ):
         with pytest.raises(UserError, match=sentence):
             planned(run, options, **values)
@@ -79,6 +81,36 @@ def test_a_stop_that_is_behind_is_refused(run: Path, name: str, passed: int) -> 
         ):
             planned(run, {f"stop_{name}": given})
     planned(run, {f"stop_{name}": passed + 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("updates", None),
+        ("updates", "x"),
+        ("env_steps", []),
+        ("seconds", -1),
+        ("evaluations", True),
+        ("metrics_bytes", 10**400),
+        ("evaluation", "x"),
+        ("best", "x"),
+        ("replay", ["x"]),
+        ("replay", {"replay": 3}),
+        ("replay", {"replay": "../../x"}),
+    ],
+)
+def test_a_checkpoint_that_says_nonsense_of_itself_is_passed_over(run: Path, name: str, value: Any) -> None:
+    Checkpoints(run / "checkpoints").save({"metrics": {"notes": []}}, {**META, name: value})
+    found = planned(run).resumed
+    assert found.checkpoint is not None
+    assert found.checkpoint.path.name == "000002"
+    assert "damaged" in found.lines[0]
+
+
+@pytest.mark.parametrize("parts", [{}, {"metrics": None}, {"metrics": {}}])
+def test_a_checkpoint_without_counts_is_passed_over(run: Path, parts: dict[str, Any]) -> None:
+    Checkpoints(run / "checkpoints").save(parts, META)
+    assert "has no counts. Going on from the one before." in planned(run).resumed.lines[0]
 
 
 def test_a_capacity_may_change_where_the_replay_was_not_saved(tmp_path: Path) -> None:
@@ -119,7 +151,7 @@ def test_a_checkpoint_of_a_function_that_is_in_a_module_by_now_is_the_runs_own(r
     record = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(record | {"env": "CartPole-v1"}))
     Checkpoints(run / "checkpoints").save(
-        {"learner": {"updates": 8}, "metrics": {}}, {**META, "env": "own:CartPole-v1"}
+        {"learner": {"updates": 8}, "metrics": {"notes": []}}, {**META, "env": "own:CartPole-v1"}
     )
     assert planned(run).resumed.parts["learner"]["updates"] == 8
 
@@ -154,7 +186,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(run: Path) -> Non
 
 
 def test_a_checkpoint_of_another_run_is_refused(run: Path) -> None:
-    Checkpoints(run / "checkpoints").save({"learner": 1}, {**META, "env": "Acrobot-v1"})
+    Checkpoints(run / "checkpoints").save({"learner": 1, "metrics": {"notes": []}}, {**META, "env": "Acrobot-v1"})
     with pytest.raises(UserError, match=r"is of the env Acrobot-v1, and the run in .* of CartPole-v1"):
         planned(run)
 

@@ -351,6 +351,25 @@ def test_rows_in_files_work_the_same(tmp_path: Path) -> None:
     assert not list((tmp_path / "slabs").iterdir()), "files have no names, so that nothing is left behind"
 
 
+@pytest.mark.parametrize("failing", ["write_whole", "_write_records"])
+def test_a_save_that_fails_leaves_no_file_and_those_before_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    replay = Replay(TABLES)
+    fill(replay)
+    replay.save(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    fill(replay, seed=1, name="other")
+    monkeypatch.setattr(f"shoal.replay.checkpoint.{failing}", full)
+    with pytest.raises(OSError, match="No space left"):
+        replay.save(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 def test_a_full_disk_is_an_error_that_says_so_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = Replay([Table("table", 10**6)], directory=tmp_path)
     writer = Writer(replay, {"table": Single()})

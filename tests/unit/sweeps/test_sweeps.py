@@ -124,6 +124,26 @@ def test_a_line_that_was_cut_short_by_a_kill_had_begun_nothing(tmp_path: Path, f
     assert sorted(sweep(described(tmp_path)).trials["trial"]) == list(range(6)), "nor is it in the way later"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trials.jsonl", "3\n"),
+        ("trials.jsonl", "{}\n"),
+        ("trials.jsonl", '{"trial": 0, "parameters": {"env": "evil:make"}}\n'),
+        ("trials.jsonl", '{"trial": [0], "failed": "x", "seed": 0}\n'),
+        ("trials.jsonl", '{"trial": 77, "pruned": true}\n'),
+        ("trials.jsonl", "[" * 100_000 + "\n"),
+        ("sweep.json", "[]"),
+        ("sweep.json", "[" * 100_000),
+    ],
+)
+def test_files_that_are_damaged_are_named(name: str, text: str, tmp_path: Path, fake: type[FakeRun]) -> None:
+    sweep(described(tmp_path))
+    (tmp_path / "sweep" / name).write_text(text)
+    with pytest.raises(UserError, match=f"{name} is damaged: give another folder"):
+        sweep(described(tmp_path))
+
+
 def test_a_failure_stops_nothing_and_is_tried_again_as_often_as_asked(tmp_path: Path, fake: type[FakeRun]) -> None:
     fake.fail = {"t0000-s0": 1, "t0001-s0": 5}
     found = sweep(described(tmp_path, retries=1))
