@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar
@@ -12,6 +11,7 @@ from shoal.config import did_you_mean, unknown
 from shoal.errors import UserError
 
 SHOWN = 4  # settings in a label
+LARGEST = 1e300  # a number in a file that is taken for one
 NAMED_APART = ("env", "preset")  # fields that the panel names, or that only say where others come from
 RUNTIME = "runtime"  # an option, but on `inline` seconds are virtual: such runs are never put together with others
 OWN = ("algorithm", "env", "seed")  # of a run itself
@@ -91,8 +91,8 @@ def order(values: Mapping[str, Any]) -> list[tuple[int, float, str]]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A finite one, also as a float: a run directory may be damaged, or a stranger's."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    """A finite one with room for sums and margins: a run directory may be damaged, or a stranger's."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def has(run: Described, name: str) -> bool:

@@ -19,6 +19,7 @@ from shoal.errors import Fault, UserError
 from shoal.program import Context, NodeDied, set_current
 from shoal.runtime.supervised import Lost
 
+LONGEST_SENTENCE, LONGEST_TRACEBACK = 1_000, 20_000  # characters that are told of an error
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 BEAT = 1.0  # seconds between two signs of life
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -143,12 +144,20 @@ def failure(name: str, error: BaseException, progress: int | None) -> Lost:
     told = isinstance(error, Fault) and error.__cause__ is None
     return Lost(
         name,
-        said.removesuffix("."),
-        None if told else "".join(traceback.format_exception(error)),
+        plain(said.removesuffix("."), LONGEST_SENTENCE),
+        None if told else plain("".join(traceback.format_exception(error)), LONGEST_TRACEBACK),
         secondary=isinstance(error, NodeDied),
-        user_error=str(error) if isinstance(error, UserError) else None,
+        user_error=plain(str(error), LONGEST_TRACEBACK) if isinstance(error, UserError) else None,
         progress=progress,
     )
+
+
+def plain(text: str, most: int) -> str:
+    """What may be shown in a terminal of what a user's code has said: its control characters do nothing, and of a text
+    that is longer than `most` characters the middle is left out."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} [… {len(text) - most:,} characters …] {text[-(most // 2) :]}"
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def close(target: Any) -> None:

@@ -244,4 +244,4 @@ class Supervision:
         restart = self.program.nodes[name].restart
         self.supervisor.on_hang(Hang(name, seconds, reason, replaced=restart))
         if restart:
-            self.replace(name, f"{reason} and was replaced")
+            self.replace(name, f"{reason} and was replaced (--hang-seconds {self.supervisor.hang_seconds:g})")

@@ -148,6 +148,12 @@ def test_numbers_on_an_axis_are_shortened_from_thousands_up(value: float, text: 
     assert short_number(value) == text
 
 
+def test_numbers_without_room_for_an_axis_are_taken_for_damage(tmp_path: Path) -> None:
+    path = run(tmp_path / "run", [1.0, 1e308, -1e308, 2.0])
+    assert [row["eval_return"] for row in plots.read_evaluations(path)] == [1.0, 2.0]
+    plots.draw([run(tmp_path / "large", [1e300, -1e300])], tmp_path / "curve.png")
+
+
 def test_runs_without_evaluations_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to plot"):
         plots.draw([run(tmp_path / "run", [])], tmp_path / "curve.png")

@@ -126,6 +126,16 @@ def test_what_is_told_of_an_error(error: Exception, reason: str, secondary: bool
     )
 
 
+def test_of_what_a_users_code_says_only_so_much_is_shown_and_terminals_obey_none_of_it() -> None:
+    told = host.failure("actor/0", ValueError("\x1b[2J" + "x" * 1_000_000), 7)
+    assert told.reason.startswith("raised ValueError: ?[2Jxxx")
+    assert len(told.reason) < host.LONGEST_SENTENCE + 50
+    assert told.traceback is not None
+    assert len(told.traceback) < host.LONGEST_TRACEBACK + 50
+    assert "characters …]" in told.traceback
+    assert "\x1b" not in told.reason + told.traceback
+
+
 def test_a_sentence_needs_no_traceback_unless_somebody_elses_code_has_raised_first() -> None:
     assert host.failure("actor/0", EnvFault("mine: 'reward' is nan."), 7).traceback is None
     raised = EnvFault("mine could not be stepped: KeyError: 'door'.")
