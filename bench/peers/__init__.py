@@ -16,7 +16,7 @@ PACKAGES = {
     "cpprb": ["cpprb==11.0.0"],
     "sb3": ["stable-baselines3==2.9.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
     "rllib": ["ray[rllib]==2.60.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
-    "sample_factory": ["sample-factory==2.1.1", TORCH],
+    "sample_factory": ["sample-factory==2.1.1", TORCH, "ale-py==0.12.1"],  # its own Atari extra brings no games
     "cleanrl": [TORCH, "gymnasium==1.4.0", "ale-py==0.12.1", "opencv-python-headless"],
 }
 
