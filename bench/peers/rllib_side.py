@@ -16,9 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
-    os.environ.setdefault(name, "0")
-
 import gymnasium
 import numpy as np
 import ray
@@ -102,6 +99,7 @@ def main() -> None:
     parser.add_argument("--wrappers", choices=("own", "gymnasium"), default="own", help="of Atari")
     options = parser.parse_args()
     here = str(Path(__file__).resolve().parent)  # where workers find `tasks`
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     torch.set_num_threads(options.threads)
     clock = Clock(options.seconds)
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
