@@ -15,7 +15,7 @@ TITLES = {"pong": "Pong, 84 × 84 × 4, Nature CNN", "cartpole": "CartPole-v1, 2
 
 
 def reading(task: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
-    """One turn of a side, the same fields for all: steps per second, how many were acted, and how often each of them was
+    """One turn of a side, the same fields for all: steps per second, how many were acted, and how often each one was
     trained on. Who leaves more than a tenth out is counted by those that were trained on as often as the task says."""
     work = TASKS[task].work(method)
     acted = float(found["env_steps_per_second"])

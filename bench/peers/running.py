@@ -35,7 +35,7 @@ def adopting() -> Iterator[None]:
 
 
 def run(command: list[str], limit: float) -> dict[str, Any]:
-    """The object that a side prints as its last line, within `limit` seconds. Its orphans are found while `adopting`."""
+    """The object that a side prints as its last line, within `limit` seconds. Orphans are found while `adopting`."""
     surroundings = {name: value for name, value in os.environ.items() if name not in (*THREADS, "PYTHONPATH")}
     if command[0] == sys.executable:
         surroundings["PYTHONPATH"] = str(ROOT / "src")  # this tree, wherever the interpreter's Shoal is
