@@ -28,7 +28,7 @@ def environment(name: str) -> Path:
     wanted = " ".join(PACKAGES[name])
     if not ready.exists() or ready.read_text() != wanted:
         print(f"installing {wanted} into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
+        venv.create(folder, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[name]], check=True)
         ready.write_text(wanted)
     return python

@@ -8,7 +8,7 @@ each side tries its settings of threads and processes for --trial seconds and ke
 for --seconds after a warm-up, round by round in turns. Writes peers.json and peers.png, prints the table for
 docs/benchmarks.md. Takes about an hour and a quarter on a machine that has nothing else to do.
 
-    python -m bench.peers --seconds 3 --rounds 1 --trial 0         does everything run? Its figures say nothing
+    python -m bench.peers --seconds 3 --rounds 1 --trial 0        does everything run? Its figures say nothing
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def main() -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     torch.set_num_threads(options.threads)
     clock = Clock(options.seconds)
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder:
         settings = {"env_vars": {"PYTHONPATH": here}}
         ray.init(
             num_cpus=4,  # logical ones: whoever wants to run may, the machine has as many cores as it has

@@ -39,8 +39,13 @@ def run(command: list[str], limit: float) -> dict[str, Any]:
     surroundings = {name: value for name, value in os.environ.items() if name not in (*THREADS, "PYTHONPATH")}
     if command[0] == sys.executable:
         surroundings["PYTHONPATH"] = str(ROOT / "src")  # this tree, wherever the interpreter's Shoal is
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:  # no pipes: orphans hold them
+    with (
+        tempfile.TemporaryFile("w+") as output,  # no pipes: orphans would hold them
+        tempfile.TemporaryFile("w+") as errors,
+        tempfile.TemporaryDirectory(prefix="p", ignore_cleanup_errors=True) as folder,  # Ray's sockets want short names
+    ):
         before = descendants()
+        surroundings["TMPDIR"] = folder
         process = subprocess.Popen(command, stdout=output, stderr=errors, env=surroundings, cwd=ROOT)
         try:
             code = process.wait(timeout=limit)
