@@ -59,12 +59,14 @@ class Turns:
         try:
             # An iteration of PPO may be long: a turn ends with one.
             found = run(self.side.command(self.task, setting, seconds), limit=START + 3 * seconds)
+            told = report.reading(self.task, self.side.method, found)
+            if not told["env_steps_per_second"]:
+                raise Failed("too few updates to measure: give more --seconds")
         except Failed as failed:
             self.errors.append(f"{setting}: {failed}")
             print(f"{self.task}: {self.side.label} ({setting}) failed: {failed}", file=sys.stderr, flush=True)
             return None
         self.versions = found.get("versions", self.versions)
-        told = report.reading(self.task, self.side.method, found)
         print(
             f"{self.task}: {self.side.label} ({setting}) {told['env_steps_per_second']:,.0f} steps/s, "
             f"{told['passes']:.2f} passes",

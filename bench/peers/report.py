@@ -10,19 +10,24 @@ from typing import Any
 
 from bench.peers.tasks import TASKS
 
-MOST = 0.9  # the edges of a measurement do not hold the same steps acted and trained on
+MOST = 0.9  # of the steps: what is acted and what is trained on at the edges of a measurement is not the same
 TITLES = {"pong": "Pong, 84 × 84 × 4, Nature CNN", "cartpole": "CartPole-v1, 2 × 64 tanh"}
 
 
 def reading(task: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
     """One turn of a side, the same fields for all: steps per second, how many were acted, and how often each one was
-    trained on. Who leaves more than a tenth out is counted by those that were trained on as often as the task says."""
+    trained on. Who leaves more than a tenth out is counted by those that were trained on as often as the task says.
+
+    Shoal's actors report in bursts, at times that have nothing to do with updates, so that some seconds hold half an
+    iteration more of what was acted than there was: it is counted by what its learner has trained on, whose count
+    changes with updates alone, as that of the others does. It has each step there once, however many epochs there are.
+    """
     work = TASKS[task].work(method)
     acted = float(found["env_steps_per_second"])
-    if "trained_rows_per_second" in found:
-        trained = float(found["trained_rows_per_second"]) / work.epochs
-    else:  # Shoal counts each step that it has trained on once, however many epochs there are
+    if "trained_steps_per_second" in found:
         trained = float(found["trained_steps_per_second"])
+        return {"env_steps_per_second": trained, "acted_per_second": acted, "passes": float(work.epochs)}
+    trained = float(found["trained_rows_per_second"]) / work.epochs
     share = trained / acted if acted else 0.0
     return {
         "env_steps_per_second": round(acted if share > MOST else trained, 1),
