@@ -21,8 +21,8 @@ NAMES = {
     "sb3": "Stable-Baselines3",
     "rllib": "RLlib",
     "sample_factory": "Sample Factory",
-    "cleanrl": "one file, as CleanRL",
-    "cleanrl_native": "one file, native vectors",
+    "cleanrl": "CleanRL-style",
+    "cleanrl_native": "CleanRL-style",
 }
 
 
@@ -38,7 +38,8 @@ class Side:
 
     @property
     def label(self) -> str:
-        return f"{NAMES[self.peer]} {METHODS[self.method]}"
+        native = ", native vectors" if self.peer == "cleanrl_native" else ""
+        return f"{NAMES[self.peer]} {METHODS[self.method]}{native}"
 
     def command(self, task: str, setting: str, seconds: float) -> list[str]:
         words = ["--seconds", seconds, *self.settings[setting]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bench.peers import report, running
 from bench.peers import tasks as counting
-from bench.peers.sides import METHODS, NAMES, sides
+from bench.peers.sides import METHODS, Side, sides
 from bench.peers.tasks import TASKS, Clock
 
 from shoal import commands
@@ -19,7 +19,7 @@ from shoal.experiment.arguments import read
 
 
 def entry(peer: str, method: str, *rates: float) -> dict[str, Any]:
-    who = {"label": f"{NAMES[peer]} {METHODS[method]}", "peer": peer, "method": method, "setting": "2 threads"}
+    who = {"label": Side(peer, method, {}).label, "peer": peer, "method": method, "setting": "2 threads"}
     turns = [{"env_steps_per_second": rate, "acted_per_second": rate, "passes": 4.0} for rate in rates]
     return report.row(who, turns)
 
@@ -48,7 +48,7 @@ def test_the_table_tells_medians_all_rounds_and_the_ratio_to_the_same_method(res
 
 def test_peers_that_are_faster_are_named(results: dict[str, Any]) -> None:
     (lost,) = report.losses(results)
-    assert lost.startswith("one file, native vectors PPO is faster on Pong")
+    assert lost.startswith("CleanRL-style PPO, native vectors is faster on Pong")
     assert "1.25" in lost
 
 
