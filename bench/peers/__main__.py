@@ -6,7 +6,7 @@ Every side has the same environments in the same number, the same network and as
 (bench/peers/tasks.py). Peers are installed from the package index into environments of their own below .bench. First
 each side tries its settings of threads and processes for --trial seconds and keeps its fastest; then all of them train
 for --seconds after a warm-up, round by round in turns. Writes peers.json and peers.png, prints the table for
-docs/benchmarks.md. Takes about an hour and a quarter on a machine that has nothing else to do.
+docs/benchmarks.md. Takes more than an hour.
 
     python -m bench.peers --seconds 3 --rounds 1 --trial 0        does everything run? Its figures say nothing
 """
