@@ -7,7 +7,7 @@ PYTEST := $(RUN) $(BIN)/python -m pytest
 ALL := -m 'slow or not slow'
 CODE := src tests $(wildcard bench examples)
 
-.PHONY: demo test test-slow test-learning test-chaos test-cluster check bench bench-replay clean
+.PHONY: demo test test-slow test-learning test-chaos test-cluster check bench bench-replay bench-peers clean
 
 demo: .venv/core  ## train IMPALA on CartPole-v1 until it is solved
 	$(BIN)/shoal train impala --env CartPole-v1 --stop-return 475
@@ -39,6 +39,9 @@ bench: .venv/core  ## steps per second, the median of five runs
 
 bench-replay: .venv/core  ## the replay service beside Reverb and cpprb
 	$(BIN)/python -m bench.replay.compare
+
+bench-peers: .venv/dev  ## Shoal beside RLlib, Sample Factory, SB3 and PPO in one file: more than an hour
+	$(BIN)/python -m bench.peers
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache

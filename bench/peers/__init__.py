@@ -9,23 +9,28 @@ import venv
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = "torch==2.13.0"  # the same for all; of others the package index has gigabytes for GPUs
 PACKAGES = {
     "reverb": ["dm-reverb[tensorflow]==0.14.0"],
     "cpprb": ["cpprb==11.0.0"],
-    "sb3": ["stable-baselines3==2.9.0", "torch==2.13.0"],
+    "sb3": ["stable-baselines3==2.9.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
+    "rllib": ["ray[rllib]==2.60.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
+    "sample_factory": ["sample-factory==2.1.1", TORCH, "ale-py==0.12.1"],  # its own Atari extra brings no games
+    "cleanrl": [TORCH, "gymnasium==1.4.0", "ale-py==0.12.1", "opencv-python-headless"],
 }
 
 
 def environment(name: str) -> Path:
-    """The interpreter of an environment that has the peer; made when it is missing."""
+    """The interpreter of an environment that has the peer; made when it is missing or has other packages."""
     folder = ROOT / ".bench" / name
     python, ready = folder / "bin" / "python", folder / "ready"
-    if not ready.exists():
-        print(f"installing {' '.join(PACKAGES[name])} into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
+    wanted = " ".join(PACKAGES[name])
+    if not ready.exists() or ready.read_text() != wanted:
+        print(f"installing {wanted} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[name]], check=True)
-        ready.touch()
+        ready.write_text(wanted)
     return python
 
 
