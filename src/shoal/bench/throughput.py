@@ -99,8 +99,11 @@ def measure(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions, s
                 acted.take(now, progress.count("env_steps"))
                 trained.take(now, progress.count("trained_steps"))
                 updated.take(now, progress.count("learner_steps"))
-    if acted.begin is None or acted.end is None or acted.end == acted.begin:
-        raise UserError(f"--seconds {seconds:g} is too short to measure: actors report every half second, give more.")
+    if acted.begin is None or acted.end is None or not acted.rate() or not trained.rate():
+        raise UserError(
+            f"--seconds {seconds:g} is too short to measure: actors and learners report every half second, and two "
+            "updates must fall into it; give more."
+        )
     return Measurement(
         seconds=round(acted.end[0] - acted.begin[0], 3),
         env_steps=int(acted.end[1] - acted.begin[1]),
