@@ -191,7 +191,7 @@ def test_counts_do_not_fall_when_the_metrics_are_killed_under_an_experiment(tmp_
     small = {"envs_per_actor": 4, "unroll": 5, "batch": 4, "queue": 8, "hidden": (8,)}
     command = [sys.executable, "-m", "shoal", "train", "impala", "--run-dir", str(tmp_path / "run"), "--stop-steps"]
     words = [word for name, value in small.items() for word in (f"--{name.replace('_', '-')}", str(value).strip("(),"))]
-    process = subprocess.Popen([*command, "6000", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "30000", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     kill_nodes_named(process, "metrics", tmp_path / "run" / "metrics.jsonl")
     assert process.wait(120.0) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -199,7 +199,7 @@ def test_counts_do_not_fall_when_the_metrics_are_killed_under_an_experiment(tmp_
     assert [row["node"] for row in rows if row["kind"] == "loss"] == ["metrics"]
     assert steps == sorted(steps)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert 6000 <= summary["env_steps"] < 6000 + 2 * 4 * 5, "none is lost, none is counted twice"
+    assert 30_000 <= summary["env_steps"] < 30_000 + 2 * 4 * 5, "none is lost, none is counted twice"
 
 
 def kill_nodes_named(process: subprocess.Popen[str], name: str, rows: Path) -> None:
