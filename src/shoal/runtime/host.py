@@ -144,15 +144,15 @@ def failure(name: str, error: BaseException, progress: int | None) -> Lost:
     told = isinstance(error, Fault) and error.__cause__ is None
     return Lost(
         name,
-        plain(said.removesuffix("."), LONGEST_SENTENCE),
-        None if told else plain("".join(traceback.format_exception(error)), LONGEST_TRACEBACK),
+        legible(said.removesuffix("."), LONGEST_SENTENCE),
+        None if told else legible("".join(traceback.format_exception(error)), LONGEST_TRACEBACK),
         secondary=isinstance(error, NodeDied),
-        user_error=plain(str(error), LONGEST_TRACEBACK) if isinstance(error, UserError) else None,
+        user_error=legible(str(error), LONGEST_TRACEBACK) if isinstance(error, UserError) else None,
         progress=progress,
     )
 
 
-def plain(text: str, most: int) -> str:
+def legible(text: str, most: int) -> str:
     """What may be shown in a terminal of what a user's code has said: its control characters do nothing, and of a text
     that is longer than `most` characters the middle is left out."""
     if len(text) > most:
