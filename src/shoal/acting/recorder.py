@@ -18,7 +18,8 @@ class Recorder:
     """Writes down one row per call of `act` and `result`, and hands on full blocks of rows, time-major.
 
     The first block is one row longer than the others: an item of n transitions needs n + 1 observations, and so each
-    becomes complete with the last row of a block. With `overlap` 0 all blocks are alike.
+    becomes complete with the last row of a block. With `overlap` 0 all blocks are alike, and each has one row more than
+    was written: whoever gets it may put there what follows.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Recorder:
             self.stacker.load_state_dict(state["frames"])
         self._row = len(state["rows"]["valid"]) if state["rows"] else 0
         for name, rows in state["rows"].items():
-            self._columns[name] = np.empty((self._rows + 1, *rows.shape[1:]), rows.dtype)
+            self._columns[name] = np.zeros((self._rows + 1, *rows.shape[1:]), rows.dtype)
             self._columns[name][: self._row] = rows
 
     def begin_stream(self) -> None:
@@ -123,7 +124,7 @@ class Recorder:
         self._row += 1
         if self._row < self._until:
             return False
-        block = {name: column[: self._row] for name, column in columns.items()}
+        block = {name: column[: self._row + 1 - self._overlap] for name, column in columns.items()}
         self._row, self._until = 0, self._rows
         self._ship(block)
         return True
@@ -135,7 +136,7 @@ class Recorder:
         samples["terminated"] = samples["valid"] = np.zeros(self.count, np.bool_)
         samples["version"] = np.zeros(self.count, np.int64)
         for name, value in samples.items():
-            self._columns[name] = np.empty((self._rows + 1, *value.shape), value.dtype)
+            self._columns[name] = np.zeros((self._rows + 1, *value.shape), value.dtype)
 
 
 def with_last_reward(state: Columns, reward: Array) -> Columns:

@@ -26,7 +26,7 @@ from shoal.services.metrics import LASTING, Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import as_arrays, as_tensors, has_state, load_state, state_of
 from shoal.sync import monotonic
-from shoal.types import Array, Columns
+from shoal.types import Columns
 from shoal.versions import make_version
 
 COUNTS = {  # what is reported, and what the gradient service calls it
@@ -41,8 +41,9 @@ PAUSE = 0.1  # seconds after which a publisher that waits for gradients looks ar
 
 
 class Worker(Protocol):
-    """What acts and learns with the same weights. `update` pushes a gradient and takes the newest weights; it returns
-    measurements, among them `applied` (False: the gradient was refused) and `waited` (seconds, for the service)."""
+    """What acts and learns with the same weights. `update` pushes a gradient of a batch, whose memory is used again,
+    and takes the newest weights; it returns measurements, among them `applied` (False: the gradient was refused) and
+    `waited` (seconds, for the service)."""
 
     @property
     def policy(self) -> Policy: ...
@@ -137,12 +138,12 @@ class WorkerLoop(RowLoop):
         observation, stacker = self._runner.observation, self._recorder.stacker
         if stacker is not None:
             observation = stacker.peek(observation, self._recorder.first)
-        following = tree.flatten(observation, "observation")
-        columns = {name: np.concatenate([rows, _last(rows, name, following)]) for name, rows in block.items()}
-        columns |= {name: rows[0] for name, rows in block.items() if tree.is_under(name, "state")}
+        for name, following in tree.flatten(observation, "observation").items():
+            block[name][-1] = following  # of all columns only this one is known, and looked at
+        columns = {name: rows[0] if tree.is_under(name, "state") else rows for name, rows in block.items()}
         measured = self._worker.update(to_batch(columns, self._observation_space, self._device))
         if measured.pop("applied"):
-            report.count("trained_steps", int(np.count_nonzero(block["valid"])))
+            report.count("trained_steps", int(np.count_nonzero(block["valid"][:-1])))
         waited = measured.pop("waited")
         report.values.update(measured)
         self._push_buffers()
@@ -155,11 +156,6 @@ class WorkerLoop(RowLoop):
         before, self._buffers = self._buffers, export_buffers(self._worker.network)
         if any(not np.array_equal(before[name], value) for name, value in self._buffers.items()):
             self._pushing.add(futures(self._servers[0]).push_buffers(current().name, self._buffers))
-
-
-def _last(column: Array, name: str, following: Columns) -> Array:
-    """The row after a block [1, B, ...]: of all columns only its observation is known, and looked at."""
-    return following[name][None] if name in following else column[-1:]
 
 
 class Publisher(Loop):

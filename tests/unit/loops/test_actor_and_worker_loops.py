@@ -316,7 +316,7 @@ class Learning:
         self.applied, self.batches, self.done = applied, list[Any](), False
 
     def update(self, batch: Any) -> dict[str, Any]:
-        self.batches.append(batch)
+        self.batches.append({"valid": batch["valid"].clone()})  # its memory is used again
         if len(self.batches) == 2:
             cast(Any, self.network.running_mean).fill_(3.0)
         return {"applied": self.applied.pop(0), "waited": 0.0, "loss": 0.5}
