@@ -39,6 +39,12 @@ class Service:
     def echo(self, value: Any) -> Any:
         return value
 
+    def threads(self) -> int:
+        """That torch computes with here."""
+        import torch
+
+        return torch.get_num_threads()
+
     def total(self, values: Any) -> float:
         return float(np.sum(values))
 

@@ -12,7 +12,7 @@ import pytest
 from probe_nodes import Asker, Caller, Dependent, Essential, Faulty, Finite, Leaver, Panics, Service, Visitor
 from starting import Start, wait_until
 
-from shoal.program import NodeDied, Program, node_seed
+from shoal.program import NodeDied, Program, Resources, node_seed
 from shoal.runtime import RunFailed, Supervisor, launch
 from shoal.runtime.supervise import Loss
 
@@ -150,6 +150,14 @@ def test_a_node_may_call_more_others_than_descriptors_fit_into_a_message() -> No
     asker = program.add("asker", Asker, services)
     with launch(program, "local") as run:
         assert run.client(asker).ask_all() == list(range(40))
+
+
+def test_every_node_computes_with_the_threads_that_it_was_given(start_processes: Start) -> None:
+    program = Program()
+    learner, actor = program.add("learner", Service), program.add("actor", Service)
+    program.place("learner", Resources(cpus=0.0, threads=3))
+    run = start_processes(program)
+    assert [run.client(node).threads() for node in (learner, actor)] == [3, 1]
 
 
 def test_every_node_has_a_process_of_its_own_and_none_is_left(start_processes: Start) -> None:

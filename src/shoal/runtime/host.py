@@ -54,6 +54,8 @@ def prepare(context: Context, threads: int = 1) -> None:
     if torch is not None:
         torch.set_num_threads(threads)
         torch.manual_seed(context.seed)
+    elif threads > 1:  # whoever imports it later finds this
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
 
 
 def generator_states() -> dict[str, Any]:

@@ -34,7 +34,6 @@ class Start:
     callees: list[str]
     boards: dict[str, Any] = field(default_factory=dict)  # callee -> client class over shared memory
     path: list[str] = field(default_factory=list)
-    threads: int = 1
     held: bool = False  # it begins at a further order: those who ran already would keep the others from being started
 
 
@@ -99,7 +98,7 @@ class NodeProcess:
         node: Node = pickle.loads(start.node)
         host.name_process(node.name)
         host.keep_memory()
-        host.prepare(start.context, start.threads)  # after unpickling has imported torch, where it was not there yet
+        host.prepare(start.context, node.resources.threads)  # after unpickling has imported torch, or not
         return node
 
     def _client(self, name: str) -> Any:

@@ -59,13 +59,11 @@ class LocalRun(ProcessRun):
         *,
         seed: int = 0,
         supervisor: Supervisor | None = None,
-        threads: int = 1,
         fork: bool = True,
     ) -> None:
         limits.raise_file_limit()
         limits.check(program, limits.Limits.here())
         super().__init__(program, supervisor, seed)
-        self._threads = threads
         self._starting = True  # nodes begin when all of them have been started
         self._processes: dict[str, Process] = {}
         self._boards: dict[str, int] = {}
@@ -138,7 +136,6 @@ class LocalRun(ProcessRun):
             callees=callees,
             boards=boards,
             path=sys.path,
-            threads=self._threads,
             held=self._starting,
         )
         descriptors = fds + [self._boards[callee] for callee in boards]
