@@ -155,9 +155,9 @@ def test_a_node_may_call_more_others_than_descriptors_fit_into_a_message() -> No
 def test_every_node_computes_with_the_threads_that_it_was_given(start_processes: Start) -> None:
     program = Program()
     learner, actor = program.add("learner", Service), program.add("actor", Service)
-    program.place("learner", Resources(cpus=0.0, threads=3))
+    program.place("learner", Resources(cpus=0.0, threads=2))
     run = start_processes(program)
-    assert [run.client(node).threads() for node in (learner, actor)] == [3, 1]
+    assert [run.client(node).threads() for node in (learner, actor)] == [2, 1]
 
 
 def test_every_node_has_a_process_of_its_own_and_none_is_left(start_processes: Start) -> None:
