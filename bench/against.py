@@ -5,6 +5,8 @@
 
 A machine of which others have a share moves by tens of per cent from minute to minute: both sides have many short
 turns, and the median of the ratios of neighbouring turns is told with the interval that holds it in 90 of 100 cases.
+With --together both run at once and share all cores: what the machine does to one it does to the other, so that far
+fewer turns tell them apart.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.peers import ROOT, last_line
@@ -23,6 +26,15 @@ def rate(tree: Path, algorithm: str, seconds: float) -> float:
     command = [tree / ".venv" / "bin" / "shoal", "bench", "throughput", algorithm, "--seconds", seconds, "--json"]
     flags = [] if tree != ROOT else ["--no-limits"]
     return float(last_line(*command, *flags)["env_steps_per_second"])
+
+
+def in_turn(trees: tuple[Path, Path], algorithm: str, seconds: float) -> list[float]:
+    return [rate(tree, algorithm, seconds) for tree in trees]
+
+
+def together(trees: tuple[Path, Path], algorithm: str, seconds: float) -> list[float]:
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda tree: rate(tree, algorithm, seconds), trees))
 
 
 def interval(ratios: list[float], share: float = 0.9, draws: int = 2000) -> tuple[float, float]:
@@ -39,14 +51,16 @@ def main() -> None:
     parser.add_argument("algorithms", nargs="*")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn, after the warm-up")
+    parser.add_argument("--together", action="store_true", help="both at once, in place of turns")
     options = parser.parse_args()
+    measure = together if options.together else in_turn
     before = options.before.resolve()
     pages = before / "src" / "shoal" / "algorithms"
     for algorithm in options.algorithms or [name for name in registry.names() if (pages / f"{name}.py").exists()]:
         pairs = []
         for turn in range(options.rounds):
             order = (before, ROOT) if turn % 2 == 0 else (ROOT, before)
-            found = {tree: rate(tree, algorithm, options.seconds) for tree in order}
+            found = dict(zip(order, measure(order, algorithm, options.seconds)))
             pairs.append((found[before], found[ROOT]))
         then, now = (statistics.median(side) for side in zip(*pairs))
         ratios = [new / old for old, new in pairs]
