@@ -24,6 +24,8 @@ SHOAL = [sys.executable, "-m", "shoal"]
 CURVES = ROOT / "docs" / "curves"
 HIDDEN = "shoal/CartPoleHidden-v0"
 CATCH = "shoal/Catch-v0"  # on pixels
+MEMORY = "shoal/CatchMemory-v0"  # where the ball is seen once
+CONTINUOUS = "LunarLander-v3", 200, 300, 2, 3, "--env-option continuous=True"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ TASKS = {
     "impala-cartpole": Task("impala", "CartPole-v1", 475, 60, 9, 10, median=5),
     "impala-learners": Task("impala", "CartPole-v1", 475, 60, 4, 5, "--learners 2"),
     "impala-central": Task("impala", "CartPole-v1", 475, 60, 4, 5, "--inference central"),
+    "impala-pendulum": Task("impala", "Pendulum-v1", -250, 300, 4, 5),
+    "a3c-pendulum": Task("a3c", "Pendulum-v1", -250, 300, 4, 5),
     "a3c-cartpole": Task("a3c", "CartPole-v1", 475, 90, 9, 10, median=40),
     "ppo-cartpole": Task("ppo", "CartPole-v1", 475, 60, 10, 10),
     "ppo-learners": Task("ppo", "CartPole-v1", 475, 60, 4, 5, "--learners 2"),
@@ -73,6 +77,15 @@ TASKS = {
     "impala-catch": Task("impala", CATCH, 0.9, 120, 3, 3),
     "ppo-catch": Task("ppo", CATCH, 0.9, 120, 3, 3),
     "apex_dqn-catch": Task("apex_dqn", CATCH, 0.9, 120, 3, 3),
+    "apex_dqn-quantiles-catch": Task("apex_dqn", CATCH, 0.9, 120, 3, 3, "--quantiles 32"),
+    "r2d2-catch": Task("r2d2", CATCH, 0.9, 120, 3, 3),
+    "r2d2-catch-memory": Task("r2d2", MEMORY, 0.9, 600, 2, 3),
+    "impala-catch-memory": Task("impala", MEMORY, 0.9, 600, 2, 3, "--lstm 128"),
+    "ppo-hopper": Task("ppo", "Hopper-v5", 1500, 600, 2, 3),
+    "ppo-walker2d": Task("ppo", "Walker2d-v5", 1500, 600, 2, 3),
+    "ppo-lunarlander-continuous": Task("ppo", *CONTINUOUS),
+    "d4pg-lunarlander-continuous": Task("d4pg", *CONTINUOUS),
+    "apex_dpg-lunarlander-continuous": Task("apex_dpg", *CONTINUOUS),
     "r2d2-central": Task("r2d2", HIDDEN, 400, 360, 2, 3, "--inference central"),
 }
 

@@ -231,6 +231,12 @@ class Proximal:
     """The learning rate falls linearly to 0 over so many environment steps; 0: constant."""
     normalize_advantages: bool = True
     """To mean 0 and deviation 1 in every minibatch."""
+
+
+@config()
+class Normalization:
+    """Statistics that are gathered while learning; what is stored stays raw."""
+
     normalize_observations: bool = False
     """By running mean and deviation, which are saved with the weights."""
     normalize_rewards: bool = False
@@ -287,6 +293,11 @@ class RandomStart:
 
     random_steps: Whole = 1_000
     """Of all environments together, with uniform actions, before the actor acts."""
+
+
+@config(epsilon=1e-5)
+class OnPolicy(PolicyAndValue, PolicyGradient, Normalization, Learning, Rewards, Acting):
+    """What learners of policy gradients share."""
 
 
 @config(env="Pendulum-v1", envs_per_actor=8, rows=8, capacity=1_000_000, batch=256)

@@ -28,28 +28,15 @@ from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
 from shoal.nets.targets import Target
-from shoal.options import (
-    ATARI,
-    Acting,
-    CentralInference,
-    ImportanceClips,
-    Learning,
-    PolicyAndValue,
-    PolicyGradient,
-    Proximal,
-    Rewards,
-    Rollouts,
-)
+from shoal.options import ATARI, CentralInference, ImportanceClips, OnPolicy, Proximal, Rollouts
 from shoal.program import Program
 from shoal.replay import Table
 from shoal.schedules import AnnealedBySteps
 from shoal.state import Stateful
 
 
-@config(unroll=32, queue=64, minibatches=2, lambda_=0.95, epsilon=1e-5)
-class Config(
-    PolicyAndValue, Proximal, PolicyGradient, ImportanceClips, Learning, Rollouts, Rewards, CentralInference, Acting
-):
+@config(unroll=32, queue=64, minibatches=2, lambda_=0.95)
+class Config(OnPolicy, Proximal, ImportanceClips, Rollouts, CentralInference):
     target_every: Count = 2
     """Learner steps between two copies of the network into the target policy."""
 

@@ -17,30 +17,19 @@ from shoal.batches import Batch
 from shoal.config import Amount, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.policy_gradient import actor_critic_loss
-from shoal.functional.returns import learned_rewards
 from shoal.functional.vtrace import vtrace
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
-from shoal.options import (
-    ATARI,
-    PIXELS,
-    Acting,
-    CentralInference,
-    ImportanceClips,
-    Learning,
-    PolicyAndValue,
-    PolicyGradient,
-    Rewards,
-    Rollouts,
-)
+from shoal.nets.normalize import RewardNormalizer
+from shoal.options import ATARI, PIXELS, CentralInference, ImportanceClips, OnPolicy, Rollouts
 from shoal.program import Program
 from shoal.replay import Table
 from shoal.schedules import annealed
 from shoal.state import Stateful
 
 
-@config(epsilon=1e-5)
-class Config(PolicyAndValue, PolicyGradient, ImportanceClips, Learning, Rollouts, Rewards, CentralInference, Acting):
+@config()
+class Config(OnPolicy, ImportanceClips, Rollouts, CentralInference):
     clip_pg_rho: Amount = 1.0
     """Largest ratio in the policy's gradient."""
     loss_scale: float = 1.0
@@ -53,9 +42,10 @@ class Config(PolicyAndValue, PolicyGradient, ImportanceClips, Learning, Rollouts
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"envs_per_actor": 256, "unroll": 10, "batch": 256, "queue": 256, "reward_scale": 0.1},
-    # Many small updates: Pendulum needs thousands, and its episodes all reset together.
-    "control": {"envs_per_actor": 16, "unroll": 8, "batch": 16, "queue": 32, "shared_torso": False}
-    | {"gamma": 0.95, "lambda_": 0.9, "entropy_cost": 0.0, "reward_scale": 0.1},
+    # Many small updates of a policy that is hardly older than they are: Pendulum needs ten thousand.
+    "control": {"envs_per_actor": 8, "unroll": 8, "batch": 8, "queue": 8, "learning_rate": 5e-4, "gamma": 0.95}
+    | {"normalize_observations": True, "normalize_rewards": True, "shared_torso": False}
+    | {"lambda_": 0.9, "entropy_cost": 0.0},
     "pixels": PIXELS | {"unroll": 10, "batch": 32, "queue": 64, "gamma": 0.97},
     # The paper's figures; its losses are sums over a batch of 32 unrolls of 20 steps.
     "atari": ATARI
@@ -72,8 +62,11 @@ class Impala(Stateful):
     """The learner: batches of unrolls in, weights out."""
 
     def __init__(self, cfg: Config, env: Spaces, seed: int, peers: optim.Peers = optim.ALONE) -> None:
-        self.cfg = cfg
+        self.cfg, self.peers = cfg, peers
         self.network = make_actor_critic(cfg, env, seed).to(cfg.device)
+        self.rewards = RewardNormalizer(
+            normalize=cfg.normalize_rewards, scale=cfg.reward_scale, clip=cfg.reward_clip
+        ).to(cfg.device)
         self.optimizer = optim.make(
             self.network.parameters(),
             peers,
@@ -88,6 +81,8 @@ class Impala(Stateful):
         """One update from time-major columns [T+1, B, ...]; row T only bootstraps."""
         loss, rows, metrics = self.loss(batch)
         step = self.optimizer.step(loss * self.cfg.loss_scale, rows)
+        if self.network.normalizer is not None:  # the next version's: this one's data was acted on without it
+            self.network.normalizer.update(batch["observation"], batch["valid"], self.peers.sum)
         return metrics | {"grad_norm": step.grad_norm, "applied": step.applied}
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -98,12 +93,13 @@ class Impala(Stateful):
         )
         parameters, values, _ = self.network(batch["observation"], batch["state"], batch["first"])
         log_prob, entropy = self.network.distribution.log_prob_and_entropy(parameters[:-1], action)
+        discounts = torch.where(terminated, 0.0, cfg.gamma)
         with torch.no_grad():
             rho = torch.where(valid, torch.exp(log_prob - behaviour), 0.0)
             targets, advantages = vtrace(
                 values=values,
-                rewards=learned_rewards(reward, cfg.reward_scale, cfg.reward_clip),
-                discounts=torch.where(terminated, 0.0, cfg.gamma),
+                rewards=self.rewards(reward, discounts, valid, self.peers.sum),
+                discounts=discounts,
                 rho=rho,
                 lambda_=cfg.lambda_,
                 clip_rho=cfg.clip_rho,

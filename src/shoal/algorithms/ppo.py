@@ -25,15 +25,15 @@ from shoal.functional.surrogate import approximate_kl, clipped_fraction, clipped
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
-from shoal.options import ATARI, PIXELS, Acting, Learning, PolicyAndValue, PolicyGradient, Proximal, Rewards
+from shoal.options import ATARI, PIXELS, OnPolicy, Proximal
 from shoal.program import Program
 from shoal.replay import Table
 from shoal.schedules import AnnealedBySteps
 from shoal.state import Stateful
 
 
-@config(actors=2, lambda_=0.95, epsilon=1e-5)
-class Config(PolicyAndValue, Proximal, PolicyGradient, Learning, Rewards, Acting):
+@config(actors=2, lambda_=0.95)
+class Config(OnPolicy, Proximal):
     unroll: Count = 32
     """Transitions of each environment per iteration."""
     value_clip: Amount = 0.0

@@ -61,6 +61,28 @@ def test_what_an_invalid_row_holds_besides_its_observation_changes_nothing(lstm:
     torch.testing.assert_close(found, expected)
 
 
+def test_statistics_of_observations_grow_by_what_was_learned_from_and_are_published() -> None:
+    cfg = Config(hidden=(8,), normalize_observations=True)
+    learner = Impala(cfg, DISCRETE, seed=0)
+    batch = batch_of(DISCRETE, cfg)
+    update(learner, batch)
+    published = weights(learner)
+    rows = batch["observation"][:-1][batch["valid"][:-1]].astype(np.float64)
+    assert published["normalizer.parts.0.rows"] == len(rows)
+    np.testing.assert_allclose(published["normalizer.parts.0.mean"], rows.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(published["normalizer.parts.0.variance"], rows.var(0), rtol=1e-9)
+
+
+def test_normalised_rewards_do_not_know_the_units_of_the_environment() -> None:
+    cfg = Config(hidden=(8,), normalize_rewards=True)
+    batch = batch_of(DISCRETE, cfg)
+    in_other_units = batch | {"reward": batch["reward"] * 1000.0}
+    losses = [Impala(cfg, DISCRETE, seed=0).loss(tensors(rows, DISCRETE))[0] for rows in (batch, in_other_units)]
+    torch.testing.assert_close(*losses)
+    plain = Impala(Config(hidden=(8,)), DISCRETE, seed=0).loss(tensors(batch, DISCRETE))[0]
+    assert float(losses[0]) != pytest.approx(float(plain))
+
+
 def loss_with_other_observation(row: int, environment: int, lstm: int = 0) -> tuple[float, float]:
     cfg = Config(hidden=(8,), lstm=lstm)
     learner = Impala(cfg, DISCRETE, seed=0)
