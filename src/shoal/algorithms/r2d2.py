@@ -77,8 +77,8 @@ class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, CentralInferen
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"samples_per_insert": 1.0, "target_every": 50},
     "pixels": PIXELS
-    | {"rows": 10, "burn_in": 0, "length": 10, "period": 5, "batch": 32, "capacity": 10_000}
-    | {"samples_per_insert": 2.0, "target_every": 100, "gamma": 0.97, "learning_rate": 5e-4},
+    | {"rows": 10, "burn_in": 0, "length": 10, "period": 5, "batch": 16, "capacity": 10_000}
+    | {"samples_per_insert": 4.0, "target_every": 50, "gamma": 0.97},
     # The paper's figures; where it has 256 actors of one environment each, the ladder runs over all environments.
     "atari": {"envs_per_actor": 16, "rows": 40, "burn_in": 40, "length": 80, "period": 40}
     | {"capacity": 100_000, "learning_starts": 1_000, "batch": 64, "target_every": 2_500, "learning_rate": 1e-4}

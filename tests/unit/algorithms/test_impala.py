@@ -80,7 +80,7 @@ def test_normalised_rewards_do_not_know_the_units_of_the_environment() -> None:
     losses = [Impala(cfg, DISCRETE, seed=0).loss(tensors(rows, DISCRETE))[0] for rows in (batch, in_other_units)]
     torch.testing.assert_close(*losses)
     plain = Impala(Config(hidden=(8,)), DISCRETE, seed=0).loss(tensors(batch, DISCRETE))[0]
-    assert float(losses[0]) != pytest.approx(float(plain))
+    assert losses[0].item() != pytest.approx(plain.item())
 
 
 def loss_with_other_observation(row: int, environment: int, lstm: int = 0) -> tuple[float, float]:
