@@ -55,17 +55,19 @@ def test_a_runs_state_is_that_of_its_lock_and_its_summary(tmp_path: Path) -> Non
 
 
 def test_a_run_is_running_while_another_process_holds_its_lock(tmp_path: Path) -> None:
-    run = ended(saved_run(tmp_path / "run"))
+    run = checkpointed(ended(saved_run(tmp_path / "run"), "interrupt"))
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdin is not None
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
-        assert state_of(run).state == "running"
+        found = state_of(run)
+        assert (found.state, found.resumable, found.stopped_by) == ("running", False, None)
     finally:
         holder.communicate()
     assert not is_held(run)
-    assert state_of(run).state == "finished"
+    found = state_of(run)
+    assert (found.state, found.resumable, found.stopped_by) == ("interrupted", True, "interrupt")
 
 
 def test_runs_are_found_in_folders_of_folders_and_what_is_damaged_is_told(tmp_path: Path) -> None:
