@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sick_envs
+import torch
+from torch import nn
 
 import shoal
 from shoal import cli
@@ -85,6 +88,19 @@ def test_a_vector_is_examined_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(findings, "fault")[0][1].endswith("next episode's first observation and reward 0.")
     assert "after the end of an episode gave reward 2;" in told(findings, "fault")[0][1]
     assert suggestion is None
+    findings, _ = examined("sick_envs:Vector", env_options={"twice": True})
+    assert "after the end of an episode ended an episode again;" in told(findings, "fault")[0][1]
+
+
+def test_of_parameters_that_did_not_move_those_are_told_that_should_have() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    network[0].requires_grad_(False)
+    watched = learning._Watched(lambda: SimpleNamespace(network=network))
+    watched()
+    with torch.no_grad():
+        network[1].weight += 1.0
+        network[2].bias += 1.0
+    assert watched.unmoved() == ["1.bias", "2.weight"]
 
 
 @pytest.mark.parametrize(
