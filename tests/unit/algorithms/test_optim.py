@@ -213,6 +213,20 @@ def test_learners_that_load_one_state_stay_equal_to_the_last_bit() -> None:
     assert torch.equal(ranks[0].flat, ranks[1].flat)
 
 
+def test_learners_that_have_no_valid_row_among_them_make_a_step_along_nothing() -> None:
+    class Peer:
+        rank, size = 0, 2
+
+        def sum(self, values: Tensor) -> Tensor:
+            return values * 2.0
+
+    net = network()
+    optimizer = optim.AllReduce(net.parameters(), Peer(), rate=0.1, kind="sgd")
+    before = optimizer.flat.clone()
+    assert optimizer.step(loss_of(net, 0), torch.tensor(0)) == optim.StepReport(0.0, True)
+    assert torch.equal(optimizer.flat, before)
+
+
 def test_named_tensors_taken_before_the_optimizer_was_made_follow_its_steps() -> None:
     module = network()
     taken = named_tensors(module)
