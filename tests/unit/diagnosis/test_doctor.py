@@ -170,6 +170,24 @@ def test_the_command_prints_80_columns_and_its_exit_code_says_whether_there_is_a
     assert (record["faults"], record["warnings"], record["suggestion"]["algorithm"]) == (1, 1, "ppo")
 
 
+def test_the_command_examines_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def pretended(on_finding: Any, **given: Any) -> Diagnosis:
+        asked.append(given)
+        return Diagnosis("x", [])
+
+    monkeypatch.setattr(doctoring, "doctor", pretended)
+    own = ["--algorithm", "impala", "--timeout", "7.5", "--unroll", "5"]
+    assert cli.main(["doctor", "--env", "a:b", "--env-option", "length=3", "--network", "a:Net", *own]) == 0
+    assert cli.main(["doctor", "--env", "a:b", "--vectorizer", "sync"]) == 0
+    typed = {"env": "a:b", "env_options": {"length": 3}, "network": "a:Net", "unroll": 5}
+    assert asked == [
+        typed | {"algorithm": "impala", "timeout": 7.5},
+        {"env": "a:b", "vectorizer": "sync", "algorithm": None, "timeout": 60.0},
+    ]
+
+
 def test_from_python_a_wrong_field_is_refused_before_anything_is_tried() -> None:
     with pytest.raises(UserError, match="has no 'hiden'"):
         shoal.doctor("CartPole-v1", algorithm="impala", hiden=3)
