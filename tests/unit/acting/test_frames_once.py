@@ -120,6 +120,17 @@ def test_zeros_or_the_first_frame_stand_where_an_episode_has_no_frames_yet() -> 
         assert stack.push(frame, begins)[0, :, 0, 0].tolist() == expected
 
 
+def test_a_peek_shows_what_a_push_will_return_also_where_an_episode_begins() -> None:
+    for padding, begun in (("repeat", [9, 9, 9]), ("zero", [0, 0, 9])):
+        stack = FrameStack(3, padding)  # type: ignore[arg-type]
+        for number in range(1, 6):
+            stack.push(np.full((2, 1, 1), number, np.uint8), np.full(2, number == 1))
+        frames, begins = np.full((2, 1, 1), 9, np.uint8), np.array([True, False])
+        peeked = stack.peek(frames, begins)
+        assert peeked[:, :, 0, 0].tolist() == [begun, [4, 5, 9]]
+        assert np.array_equal(peeked, stack.push(frames, begins))
+
+
 def test_a_stacker_goes_on_from_its_state() -> None:
     one, other = Stacker({"observation": STACK}), Stacker({"observation": STACK})
     frames = np.random.default_rng(0).integers(0, 255, (6, 2, 3, 3), np.uint8)

@@ -68,6 +68,16 @@ def test_two_writers_of_one_name_have_lives_of_their_own() -> None:
     assert senders[0]._writer._life != senders[1]._writer._life
 
 
+def test_what_was_lost_is_told_once_and_by_kinds_of_which_there_is_any() -> None:
+    sender: Any = Sender(cast(Any, Acts()), [cast(Any, Service())], {"table": rollout(2)}, "actor/0")
+    assert sender.take_lost() == {}
+    sender._pipelined.lost_rows, sender._pipelined.lost_items, sender._writer.cut_items = 6, 2, 3
+    assert sender.take_lost() == {"lost_rows": 6, "lost_items": 5}
+    assert sender.take_lost() == {}
+    sender._writer.cut_items = 1
+    assert sender.take_lost() == {"lost_items": 1}
+
+
 def test_a_policy_acts_in_evaluation_mode() -> None:
     network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     assert network.training

@@ -12,6 +12,7 @@ from batches import DISCRETE, SPECS, Batch, Spec, T, bandit, batch_of, changed, 
 
 from shoal.algorithms import ppo
 from shoal.algorithms.appo import APPO, PRESETS, Config, make_policy
+from shoal.optim import StepReport
 
 SMALL = Config(hidden=(8,), minibatches=1, epochs=2)
 
@@ -41,6 +42,16 @@ def test_an_update_changes_what_is_published_and_policies_load_it(spec: str, lst
     assert metrics["applied"]
     assert not equal(before, weights(learner))
     make_policy(cfg, SPECS[spec], seed=1, greedy=True).load(weights(learner))
+
+
+@pytest.mark.parametrize("refused", range(5))
+def test_an_update_is_applied_only_if_all_its_minibatches_were(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = replace(SMALL, minibatches=2)
+    learner = APPO(cfg, DISCRETE, seed=0)
+    reports = [StepReport(1.0, number != refused) for number in range(4)]
+    monkeypatch.setattr(learner.optimizer, "step", lambda loss, count: reports.pop(0))
+    assert update(learner, batch(cfg))["applied"] is (refused == 4)
+    assert not reports
 
 
 @pytest.mark.parametrize("lstm", [0, 8])

@@ -213,6 +213,30 @@ def test_learners_that_load_one_state_stay_equal_to_the_last_bit() -> None:
     assert torch.equal(ranks[0].flat, ranks[1].flat)
 
 
+def test_what_was_frozen_or_is_not_used_has_a_gradient_of_zeros() -> None:
+    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(4))
+    optimizer = optim.Local([one, other], rate=0.5, kind="sgd")
+    one.requires_grad_(False)
+    assert optimizer.step((2.0 * one).sum() + other.sum()) == optim.StepReport(2.0, True)
+    assert optimizer.flat.tolist() == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+    assert optimizer.step((2.0 * one).sum()) == optim.StepReport(0.0, True)  # a loss of what is frozen alone
+    assert optimizer.flat.tolist() == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_learners_that_have_no_valid_row_among_them_make_a_step_along_nothing() -> None:
+    class Peer:
+        rank, size = 0, 2
+
+        def sum(self, values: Tensor) -> Tensor:
+            return values * 2.0
+
+    net = network()
+    optimizer = optim.AllReduce(net.parameters(), Peer(), rate=0.1, kind="sgd")
+    before = optimizer.flat.clone()
+    assert optimizer.step(loss_of(net, 0), torch.tensor(0)) == optim.StepReport(0.0, True)
+    assert torch.equal(optimizer.flat, before)
+
+
 def test_named_tensors_taken_before_the_optimizer_was_made_follow_its_steps() -> None:
     module = network()
     taken = named_tensors(module)

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
-from shoal.bench.limits import Limits, gradients_per_update, limitless, lines, measure_limits, report, updates_per_step
-from shoal.bench.throughput import reached
+from shoal.bench import throughput
+from shoal.bench.limits import (
+    Limits,
+    _acting_batch,
+    gradients_per_update,
+    limitless,
+    lines,
+    measure_limits,
+    report,
+    updates_per_step,
+)
+from shoal.bench.throughput import Measurement, reached
+from shoal.cli import main
 from shoal.config import apply_preset
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.experiment.environments import describe_env
+from shoal.experiment.options import RunOptions
 
 # one core: a step takes 1 + 1 ms, an update of 10 rows 20 ms; so on two cores 2 / (2 + 20/10) ms = 500 steps/s
 LIMITS = Limits(
@@ -90,6 +103,55 @@ def test_central_inference_is_measured_with_the_requests_it_puts_together() -> N
     cfg = page.Config(env="CartPole-v1", envs_per_actor=4, actors=3, inference="central", batch=4, queue=8, hidden=(8,))
     limits = measure_limits(page, cfg, describe_env(cfg), seconds=0.01)
     assert (limits.environments, limits.inference_batch) == (4, 12)
+
+
+@pytest.mark.parametrize(
+    ("servers", "most", "expected"),
+    [(1, 0, 12), (2, 0, 8), (3, 0, 4), (5, 0, 4), (2, 6, 6), (2, 100, 8)],
+)
+def test_a_server_answers_the_requests_of_the_most_actors_that_any_has(servers: int, most: int, expected: int) -> None:
+    central = {"inference": "central", "inference_servers": servers, "inference_batch": most}
+    assert _acting_batch(config_of("impala", actors=3, envs_per_actor=4, **central)) == expected
+
+
+def test_repeats_have_seeds_of_their_own_and_their_medians_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def measure(page: Any, cfg: Any, env: Any, options: RunOptions, seconds: float) -> Measurement:
+        asked.append((options.seed, seconds))
+        rate = {5: 300.0, 6: 100.0, 7: 200.0}[options.seed]
+        return Measurement(seconds, 10, rate, 2 * rate, rate / 10, None, 0, f"learner of seed {options.seed}")
+
+    monkeypatch.setattr(throughput, "measure", measure)
+    page, shown = registry.load("impala"), list[Measurement]()
+    cfg = page.Config(env="CartPole-v1", preset="none")
+    found = throughput.throughput("impala", page, cfg, describe_env(cfg), RunOptions(seed=5), 1.5, 3, shown.append)
+    assert asked == [(5, 1.5), (6, 1.5), (7, 1.5)]
+    rates = ("env_steps_per_second", "trained_steps_per_second", "learner_steps_per_second")
+    assert [found[rate] for rate in rates] == [200.0, 400.0, 20.0]
+    assert [run["env_steps_per_second"] for run in found["runs"]] == [300.0, 100.0, 200.0]
+    assert (found["bottleneck"], len(shown), "ceiling" in found) == ("learner of seed 7", 3, False)
+
+
+def test_the_commands_measure_as_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    def limits(page: Any, cfg: Any, env: Any, seconds: float = 1.0, seed: int = 0) -> Limits:
+        asked.append((cfg.unroll, env.name, seconds, seed))
+        return LIMITS
+
+    def measured(name: str, page: Any, cfg: Any, env: Any, options: RunOptions, *rest: Any) -> dict[str, Any]:
+        seconds, repeat, _, found = rest
+        asked.append((name, cfg.unroll, env.name, options.runtime, options.seed, seconds, repeat, found))
+        return {"bench": "throughput"}
+
+    monkeypatch.setattr("shoal.bench.limits.measure_limits", limits)
+    monkeypatch.setattr("shoal.bench.throughput.throughput", measured)
+    typed = ["impala", "--env", "CartPole-v1", "--preset", "none", "--unroll", "5", "--seed", "7", "--json"]
+    assert main(["bench", "limits", *typed, "--part-seconds", "0.25"]) == 0
+    assert json.loads(capsys.readouterr().out)["ceiling"] == 500.0
+    assert main(["bench", "throughput", *typed, "--runtime", "inline", "--seconds", "1.5", "--repeat", "2"]) == 0
+    assert asked == [(5, "CartPole-v1", 0.25, 7), ("impala", 5, "CartPole-v1", "inline", 7, 1.5, 2, None)]
 
 
 def test_what_has_no_such_ceiling_is_refused() -> None:

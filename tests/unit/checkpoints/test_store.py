@@ -103,6 +103,19 @@ def test_damage_is_told_and_the_one_before_is_taken(tmp_path: Path, file: str, h
     assert checkpoints.newest()[0].meta == {"updates": 4}  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("place", [0, 1500, -1], ids=["first", "inner", "last"])
+def test_damage_is_found_in_every_block_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    monkeypatch.setattr(store, "_BLOCK", 1024)  # of which the tensors' file has several
+    saved(tmp_path, 1)
+    path = tmp_path / "000001" / "learner.safetensors"
+    data = bytearray(path.read_bytes())
+    assert len(data) > 3 * store._BLOCK
+    data[place] ^= 4
+    path.write_bytes(bytes(data))
+    with pytest.raises(DamagedCheckpoint, match=r"learner\.safetensors is damaged: its checksum is another one"):
+        store.open_checkpoint(tmp_path / "000001")
+
+
 def test_flipped_bits_of_a_manifest_are_found(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     path = tmp_path / "000001" / "manifest.json"

@@ -126,12 +126,12 @@ class Nested(Well):
 
 
 class Vector(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """With NEXT_STEP autoreset, unless it pays for the step that only resets."""
+    """With NEXT_STEP autoreset, unless it pays for the step that only resets, or ends an episode with it."""
 
     metadata: Any = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
-    def __init__(self, count: int, paid: float = 0.0) -> None:
-        self.num_envs, self.steps, self.paid = count, 0, paid
+    def __init__(self, count: int, paid: float = 0.0, twice: bool = False) -> None:
+        self.num_envs, self.steps, self.paid, self.twice = count, 0, paid, twice
         self.single_observation_space = Well.observation_space
         self.single_action_space = Well.action_space
 
@@ -144,7 +144,8 @@ class Vector(gymnasium.vector.VectorEnv[Any, Any, Any]):
         resets = self.steps % 5 == 0
         seen = np.full((self.num_envs, 3), (self.steps % 5) / 5, np.float32)
         reward = np.full(self.num_envs, self.paid if resets else 1.0)
-        return seen, reward, np.full(self.num_envs, self.steps % 5 == 4), np.zeros(self.num_envs, np.bool_), {}
+        ends = self.steps % 5 == 4 or (resets and self.twice)
+        return seen, reward, np.full(self.num_envs, ends), np.zeros(self.num_envs, np.bool_), {}
 
 
 class Network(nn.Module):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sick_envs
+import torch
+from torch import nn
 
 import shoal
 from shoal import cli
@@ -85,6 +88,19 @@ def test_a_vector_is_examined_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(findings, "fault")[0][1].endswith("next episode's first observation and reward 0.")
     assert "after the end of an episode gave reward 2;" in told(findings, "fault")[0][1]
     assert suggestion is None
+    findings, _ = examined("sick_envs:Vector", env_options={"twice": True})
+    assert "after the end of an episode ended an episode again;" in told(findings, "fault")[0][1]
+
+
+def test_of_parameters_that_did_not_move_those_are_told_that_should_have() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    network[0].requires_grad_(False)
+    watched = learning._Watched(lambda: SimpleNamespace(network=network))
+    watched()
+    with torch.no_grad():
+        network[1].weight += 1.0
+        network[2].bias += 1.0
+    assert watched.unmoved() == ["1.bias", "2.weight"]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +168,24 @@ def test_the_command_prints_80_columns_and_its_exit_code_says_whether_there_is_a
     assert cli.main(["doctor", "--env", "x", "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
     assert (record["faults"], record["warnings"], record["suggestion"]["algorithm"]) == (1, 1, "ppo")
+
+
+def test_the_command_examines_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def pretended(on_finding: Any, **given: Any) -> Diagnosis:
+        asked.append(given)
+        return Diagnosis("x", [])
+
+    monkeypatch.setattr(doctoring, "doctor", pretended)
+    own = ["--algorithm", "impala", "--timeout", "7.5", "--unroll", "5"]
+    assert cli.main(["doctor", "--env", "a:b", "--env-option", "length=3", "--network", "a:Net", *own]) == 0
+    assert cli.main(["doctor", "--env", "a:b", "--vectorizer", "sync"]) == 0
+    typed = {"env": "a:b", "env_options": {"length": 3}, "network": "a:Net", "unroll": 5}
+    assert asked == [
+        typed | {"algorithm": "impala", "timeout": 7.5},
+        {"env": "a:b", "vectorizer": "sync", "algorithm": None, "timeout": 60.0},
+    ]
 
 
 def test_from_python_a_wrong_field_is_refused_before_anything_is_tried() -> None:

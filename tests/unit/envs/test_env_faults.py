@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import sample_envs
 from gymnasium import spaces
 
 from shoal import envs
+from shoal.envs.faults import what_was_raised
 
 
 def run(vector: envs.Envs, steps: int) -> None:
@@ -25,6 +27,24 @@ def step_until_fault(options: dict[str, Any], factory: str = "Broken", steps: in
     assert "\n" not in str(caught.value)
     assert f"sample_envs:{factory}" in str(caught.value)
     return str(caught.value)
+
+
+def open_valve() -> None:
+    raise ValueError("no such valve.")
+
+
+def test_the_place_that_is_named_is_the_innermost_one_of_the_users_own_code() -> None:
+    def step() -> None:
+        open_valve()
+
+    def read() -> None:
+        json.loads("{")  # which raises in the standard library
+
+    for broken, innermost in ((step, open_valve), (read, read)):
+        with pytest.raises(ValueError) as caught:
+            broken()
+        line = innermost.__code__.co_firstlineno + 1
+        assert what_was_raised(caught.value).endswith(f"(test_env_faults.py, line {line})")
 
 
 def spoil(value: float) -> Any:

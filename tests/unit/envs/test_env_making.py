@@ -308,8 +308,8 @@ def test_a_row_that_resets_is_no_measure_of_a_step(monkeypatch: pytest.MonkeyPat
             return observation, reward, self.time == 2, False, info
 
     Picture.made = []
-    for now["computes"], waits in ((0.002, False), (0.001, True)):
-        vector = envs.make(Timed, 1, seed=0, vectorizer="sync")
+    for now["computes"], waits, count in ((0.002, False, 1), (0.001, True, 1), (0.002, False, 3)):
+        vector = envs.make(Timed, count, seed=0, vectorizer="sync")
         vector.reset()
         found = measure(vector)
         assert (round(found.seconds, 6), found.waits) == (0.003, waits)

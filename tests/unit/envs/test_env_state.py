@@ -267,6 +267,8 @@ def test_a_vector_says_who_cannot_give_a_state_and_takes_none_of_another_size() 
         with pytest.raises(NoState, match=r"Silent cannot give its state"):
             made.state_dict()
         assert made.open_episodes() == 2
+        assert made.step(np.stack([made.action_space.sample()] * 2)).valid.all()  # and goes on
+        assert made.losses() == []
         made.close()
     two, three = (envs.make("CartPole-v1", count, seed=0) for count in (2, 3))
     two.reset()

@@ -66,9 +66,9 @@ def test_a_frame_without_pandas_names_the_pip_line(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_callback_ends_the_run_by_true_alone() -> None:
-    answers: list[Any] = [None, 1, "yes", True]
+    answers: list[Any] = [None, 1, "yes", True, False]
     listeners = Listeners(Callbacks(on_evaluation=lambda row: answers.pop(0)), print)
-    for expected in (False, False, False, True):
+    for expected in (False, False, False, True, True):  # and none takes it back
         listeners.tell("evaluation", {"eval_return": 1.0})
         assert listeners.stop is expected
     listeners.tell("loss", {})  # rows that nobody asked for

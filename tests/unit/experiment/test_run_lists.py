@@ -55,17 +55,19 @@ def test_a_runs_state_is_that_of_its_lock_and_its_summary(tmp_path: Path) -> Non
 
 
 def test_a_run_is_running_while_another_process_holds_its_lock(tmp_path: Path) -> None:
-    run = ended(saved_run(tmp_path / "run"))
+    run = checkpointed(ended(saved_run(tmp_path / "run"), "interrupt"))
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdin is not None
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
-        assert state_of(run).state == "running"
+        found = state_of(run)
+        assert (found.state, found.resumable, found.stopped_by) == ("running", False, None)
     finally:
         holder.communicate()
     assert not is_held(run)
-    assert state_of(run).state == "finished"
+    found = state_of(run)
+    assert (found.state, found.resumable, found.stopped_by) == ("interrupted", True, "interrupt")
 
 
 def test_runs_are_found_in_folders_of_folders_and_what_is_damaged_is_told(tmp_path: Path) -> None:
@@ -175,14 +177,14 @@ def test_of_a_run_that_has_ended_the_summary_says_how_far_it_came_and_no_rate_is
 ) -> None:
     run = with_progress(saved_run(tmp_path / "run"), 90, 2.0, learner_steps=30)
     record = json.loads((run / "config.json").read_text())
-    record["options"] |= {"stop_updates": 40, "stop_steps": 200}
+    record["options"] |= {"stop_updates": 40, "stop_steps": 200, "stop_seconds": 8.0}
     (run / "config.json").write_text(json.dumps(record))
     for killed, towards in (
-        (True, ["steps 90 of 200", "updates 30 of 40"]),
-        (False, ["steps 100 of 200", "updates 40 of 40"]),
+        (True, ["steps 90 of 200", "seconds 2 of 8", "updates 30 of 40"]),
+        (False, ["steps 100 of 200", "seconds 6.5 of 8", "updates 40 of 40"]),
     ):
         if not killed:
-            ended(run, "updates", learner_steps=40)
+            ended(run, "updates", learner_steps=40, train_seconds=6.5)
         assert main(["status", str(run)]) == 0
         said = capsys.readouterr().out
         assert [

@@ -44,6 +44,14 @@ def test_sums_about_a_nearby_number_keep_the_variance_of_distant_data() -> None:
     torch.testing.assert_close(from_sums(masked_sums(x, valid, about), about), direct((x, valid)), rtol=1e-9, atol=0.0)
 
 
+def test_a_variance_that_rounding_would_make_negative_is_zero() -> None:
+    sums = torch.tensor([7e4, 7e8 - 1.0, 7.0], dtype=torch.float64)  # of seven rows of 10,000, and a little lost
+    found = from_sums(sums)
+    assert (float(found.mean), float(found.variance)) == (1e4, 0.0)
+    advantages, valid = torch.full((7, 1), 1e4), torch.ones(7, 1, dtype=torch.bool)
+    torch.testing.assert_close(normalise_advantages(advantages, valid, sums), torch.zeros(7, 1))
+
+
 def test_the_statistics_of_no_rows_change_nothing() -> None:
     x, valid = rows(1, 3)
     nothing = from_sums(masked_sums(x, torch.zeros_like(valid), torch.full((3,), 7.0)), torch.full((3,), 7.0))

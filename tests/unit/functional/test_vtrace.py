@@ -118,3 +118,5 @@ def test_explained_variance_is_one_for_perfect_values_and_zero_for_the_mean() ->
     mean_error = targets[valid].var(correction=0)
     assert float(explained_variance(torch.tensor(0.0), targets, valid, count)) == 1.0
     assert float(explained_variance(mean_error, targets, valid, count)) == pytest.approx(0.0, abs=1e-5)
+    constant = torch.full_like(targets, 2.0)  # there is nothing to explain, and values that are right explain it
+    assert float(explained_variance(torch.tensor(0.0), constant, valid, count)) == 1.0

@@ -23,6 +23,7 @@ from shoal.replay import (
     n_step,
     sequence,
 )
+from shoal.replay.sharded import _merge
 
 
 class Mortal:
@@ -224,3 +225,12 @@ def test_checkpoints_are_kept_per_shard(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(ReplayClosed):
         other.sample("table", 1)
+
+
+def test_numbers_of_shards_are_sums_largest_ages_and_means_over_all_items() -> None:
+    parts = [
+        {"size": 10, "inserts": 11, "age_mean": 1.0, "age_max": 9, "age_histogram": [10]},
+        {"size": 30, "inserts": 33, "age_mean": 5.0, "age_max": 7, "age_histogram": [10, 20]},
+        {"size": 0, "inserts": 2},  # an empty one has no ages
+    ]
+    assert _merge(parts) == {"size": 40, "inserts": 46, "age_mean": 4.0, "age_max": 9, "age_histogram": [20, 20]}

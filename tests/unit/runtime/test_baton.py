@@ -19,3 +19,13 @@ def test_times_are_whole_nanoseconds() -> None:
     baton.now = 0.1
     assert baton.after(0.2) == 0.3
     assert baton.after(0.0) == 0.1
+
+
+def test_who_waits_for_no_time_at_all_keeps_its_turn() -> None:
+    baton, ran = Baton(), list[str]()
+    baton.spawn("other", (0,), lambda: ran.append("other"))
+    with baton.driving():
+        assert not baton.wait_for(lambda: False, 0.0, "nothing")
+        assert (ran, baton.now) == ([], 0.0)
+        assert baton.wait_for(lambda: bool(ran), 1.0, "the other")
+    baton.stop()

@@ -146,6 +146,15 @@ def test_a_call_that_cannot_be_read_is_answered_in_its_place(desk: Desk, lane: L
     assert answers[2].result() == 2
 
 
+def test_calls_after_one_that_cannot_be_sent_get_their_own_answers(desk: Desk, lane: LocalLane) -> None:
+    first = lane.send("quick", (1,), {})
+    with pytest.raises(TypeError, match="pickle"):
+        lane.send("quick", (threading.Lock(),), {})
+    second = lane.send("quick", (2,), {})
+    until(second.done)
+    assert (first.result(), second.result(), desk.begun) == (1, 2, [1, 2])
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_calls_after_an_answer_that_cannot_be_read_get_their_own_answers(desk: Desk, lane: LocalLane) -> None:
     first, unreadable, last = (

@@ -132,6 +132,21 @@ def test_when_a_rank_comes_again_the_others_lose_their_group(call: Call) -> None
         np.testing.assert_array_equal(one.result(5.0), 3.0)
 
 
+def test_what_was_brought_to_a_lost_generation_is_no_part_of_a_sum_of_the_next(call: Call) -> None:
+    group = Group(2)
+    meet(call, group, [0, 0])
+    lost = call(group.sum, 0, 0, np.full(3, 100.0))
+    assert pending(lost)
+    again = call(group.join, 1, 1, "here")
+    with pytest.raises(PeerLost):
+        lost.result(5.0)
+    assert group.join(0, 1, "here")[0] == again.result(5.0)[0] == 1
+    first = call(group.sum, 1, 1, np.full(3, 2.0))
+    assert pending(first)  # rank 0 has brought nothing yet to this one
+    np.testing.assert_array_equal(group.sum(1, 0, np.ones(3)), 3.0)
+    np.testing.assert_array_equal(first.result(5.0), 3.0)
+
+
 def test_a_rank_that_dies_while_it_waits_is_replaced_by_its_successor(call: Call) -> None:
     group = Group(2)
     dead = call(group.join, 1, 0, "here")

@@ -364,6 +364,23 @@ def test_a_lone_request_waits_no_longer_than_the_maximum_and_a_full_batch_not_at
     assert max(full) <= 2 * TICK
 
 
+def test_what_a_request_has_waited_for_a_busy_server_counts_towards_the_maximum() -> None:
+    world = World(4, 0.05, places(2, 2))
+    world.policy.takes = 0.04
+    took: list[float] = []
+
+    def actor(index: int, later: float) -> None:
+        sync.sleep(later)
+        asked = sync.monotonic()
+        Life(index, 0, 2, 2 * index, random.Random(index)).step(world.server)
+        took.append(sync.monotonic() - asked)
+
+    world.begin(lambda: actor(0, 0.0))
+    world.begin(lambda: actor(1, 0.06))  # the server answers the other one from 0.05 to 0.09
+    world.finish()
+    assert took == pytest.approx([0.05 + 0.04, 0.05 + 0.04], abs=3 * TICK)
+
+
 def test_what_a_server_does_is_in_the_metrics() -> None:
     world = World(6, 0.05, places(2, 2))
     ask_at_once(world, 2, 2, 30)

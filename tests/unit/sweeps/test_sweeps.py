@@ -417,6 +417,7 @@ def test_what_a_parameter_explains_is_corrected_for_chance() -> None:
 def test_many_values_of_a_range_are_put_into_four_bins_of_equal_count_and_few_stand_for_themselves() -> None:
     assert report._groups([80, 10, 30, 20, 40, 50, 60, 70]) == [3, 0, 1, 0, 1, 2, 2, 3]
     assert report._groups([0.1, 0.2, 0.1, 0.4]) == [0, 1, 0, 2]
+    assert report._groups([1, 1, 1, 2, 3, 4]) == [0, 0, 0, 1, 2, 3]  # as many values as bins
     assert report._groups(["a", "b", "c", "d", "e"]) == [0, 1, 2, 3, 4]
 
 
