@@ -139,15 +139,18 @@ def test_an_algorithm_for_other_actions_is_a_fault_with_one_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "about", "sentence"),
+    ("env", "timeout", "about", "sentence"),
     [
-        ("Exits", "crash", "with exit code 7, when it was asked to make it, reset it and step it with random actions"),
-        ("Hangs", "hang", "nothing came back for 8 s when it was asked to make it"),
+        ("Exits", 60.0, "crash", "with exit code 7, when it was asked to make it, reset it and step it with random actions"),
+        ("Hangs", 15.0, "hang", "nothing came back for 15 s when it was asked to make it"),
     ],
 )
-def test_what_ends_or_hangs_its_process_is_a_sentence_after_what_was_found(env: str, about: str, sentence: str) -> None:
+def test_what_ends_or_hangs_its_process_is_a_sentence_after_what_was_found(
+    env: str, timeout: float, about: str, sentence: str
+) -> None:
+    """The time includes the start of a process, which on a busy machine takes seconds."""
     heard: list[Finding] = []
-    found = shoal.doctor(f"sick_envs:{env}", timeout=8.0, on_finding=heard.append)
+    found = shoal.doctor(f"sick_envs:{env}", timeout=timeout, on_finding=heard.append)
     assert [finding.about for finding in found.findings] == ["spaces", about]
     assert sentence in found.faults[0].text
     assert heard == found.findings
