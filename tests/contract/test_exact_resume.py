@@ -107,11 +107,14 @@ def test_it_goes_on_with_other_actors_after_its_end_and_on_another_runtime(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["learner_steps"] >= 2 * UPDATES + 6
 
 
-def test_a_state_of_other_code_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyError("sums"), AttributeError("'str' object has no attribute 'items'")])
+def test_a_state_of_other_code_is_refused_in_a_sentence(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed(tiny("impala"), tmp_path / "run", monkeypatch)
 
     def older(*_: object) -> None:
-        raise KeyError("sums")
+        raise error
 
     monkeypatch.setattr(Reporter, "load_state_dict", older)
     with pytest.raises(UserError, match="The state of learner does not fit this program"):

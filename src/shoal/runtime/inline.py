@@ -97,6 +97,20 @@ def _copy(value: Any) -> Any:
     return pickle.loads(cloudpickle.dumps(value, protocol=5))
 
 
+@contextlib.contextmanager
+def _taking(name: str) -> Iterator[None]:
+    """A state that was saved is taken; whatever that raises, it is not this program's."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The state of {name} does not fit this program ({' '.join(str(error).split())[:200]}): it was saved by "
+            "another version of its code."
+        ) from error
+
+
 class InlineRun:
     """A program driven by the thread that calls `wait`."""
 
@@ -205,17 +219,13 @@ class InlineRun:
         if not built or self._told:  # the driver's next wait says what is wrong
             self._held = False
             return
-        self.baton.now = states[SHARED]["clock"]
+        with _taking("the clock"):
+            self.baton.now = float(states[SHARED]["clock"])
         for name, target in self._targets.items():
-            with self._as(name):
-                try:
-                    target.load_state_dict(states[name])
-                except (LookupError, TypeError, ValueError, RuntimeError) as error:
-                    raise UserError(
-                        f"The state of {name} does not fit this program ({' '.join(str(error).split())[:200]}): it was "
-                        "saved by another version of its code."
-                    ) from error
-        host.load_generator_states(states[SHARED]["generators"])
+            with self._as(name), _taking(name):
+                target.load_state_dict(states[name])
+        with _taking("the random generators"):
+            host.load_generator_states(states[SHARED]["generators"])
         self._held = False
 
     @contextlib.contextmanager
