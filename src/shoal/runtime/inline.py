@@ -26,6 +26,7 @@ from shoal.runtime.baton import Baton, Deadlock, Stopped, Task, deadlock_report
 from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Event, Finished, Supervision
 
+LATEST = 1e11  # virtual seconds, some thousand years; beyond that small steps would no longer move the clock
 BUILDING = 60.0  # virtual seconds in which nodes that go on from a state must have been made
 SHARED = "run"  # the name of what nodes share, among their states
 
@@ -220,7 +221,10 @@ class InlineRun:
             self._held = False
             return
         with _taking("the clock"):
-            self.baton.now = float(states[SHARED]["clock"])
+            clock = float(states[SHARED]["clock"])
+            if not 0.0 <= clock <= LATEST:
+                raise ValueError(f"it stood at {clock:g} seconds")
+            self.baton.now = clock
         for name, target in self._targets.items():
             with self._as(name), _taking(name):
                 target.load_state_dict(states[name])
