@@ -104,5 +104,6 @@ class Listening:
         self._member = Member(group, rank, size)
         self._member.largest(1.0)
 
-    def addresses(self) -> set[str]:
-        return {one.laddr.ip for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN}
+    def addresses(self) -> set[tuple[str, int]]:
+        everything = psutil.Process().net_connections("inet")
+        return {(one.laddr.ip, one.laddr.port) for one in everything if one.status == psutil.CONN_LISTEN}

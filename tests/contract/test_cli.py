@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shoal import __main__
 from shoal.cli import main
 
 SMALL = ("--envs-per-actor", "4", "--batch", "4", "--queue", "8", "--unroll", "5")  # starts and stops quickly
@@ -92,6 +94,20 @@ def test_the_last_line_of_stdout_is_one_object_with_every_promised_field(
     assert result["learner_steps"] == 30, "the rule is exact and the learner reports before it finishes"
     assert result["env_steps"] > 0  # type: ignore[operator]
     assert 0 < result["train_seconds"] < result["wall_seconds"]  # type: ignore[operator]
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class CtrlC(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> None:
+            if fullname == "shoal.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "shoal.cli")
+    monkeypatch.setattr(sys, "meta_path", [CtrlC(), *sys.meta_path])
+    assert __main__.main() == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:

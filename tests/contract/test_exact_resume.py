@@ -13,7 +13,7 @@ from test_programs import TINY
 
 from shoal.checkpoints import Checkpoints
 from shoal.errors import UserError
-from shoal.experiment import comparing, registry
+from shoal.experiment import comparing, exact, registry
 from shoal.experiment.directory import read_weights
 from shoal.experiment.environments import describe_env
 from shoal.experiment.training import resume, train
@@ -107,14 +107,42 @@ def test_it_goes_on_with_other_actors_after_its_end_and_on_another_runtime(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["learner_steps"] >= 2 * UPDATES + 6
 
 
-def test_a_state_of_other_code_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyError("sums"), AttributeError("'str' object has no attribute 'items'")])
+def test_a_state_of_other_code_is_refused_in_a_sentence(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed(tiny("impala"), tmp_path / "run", monkeypatch)
 
     def older(*_: object) -> None:
-        raise KeyError("sums")
+        raise error
 
     monkeypatch.setattr(Reporter, "load_state_dict", older)
     with pytest.raises(UserError, match="The state of learner does not fit this program"):
+        resume(tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"clock": 1e308}, r"The state of the clock does not fit this program \(it stood at 1e\+308 seconds\)"),
+        ({"clock": float("nan")}, "The state of the clock does not fit this program"),
+        ({"clock": "late"}, "The state of the clock does not fit this program"),
+        ({"generators": 3}, "The state of the random generators does not fit this program"),
+        (None, "is damaged: it lacks what its nodes share"),
+    ],
+)
+def test_what_nodes_share_is_looked_at_before_a_run_goes_on(
+    changes: dict[str, Any] | None, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(tiny("impala"), tmp_path / "run", monkeypatch)
+    states_of = exact.states_of
+
+    def forged(program: Program, run: Path, parts: dict[str, Any], meta: dict[str, Any]) -> Any:
+        shared = {} if changes is None else parts[exact.SHARED] | changes
+        return states_of(program, run, parts | {exact.SHARED: shared}, meta)
+
+    monkeypatch.setattr(exact, "states_of", forged)
+    with pytest.raises(UserError, match=sentence):
         resume(tmp_path / "run", quiet=True)
 
 

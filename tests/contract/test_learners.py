@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -167,4 +169,18 @@ def test_learners_meet_on_their_own_address_only(machines: tuple[str, str]) -> N
     ranks = [program.add(f"rank/{i}", Listening, group, i, 2, machine) for i, machine in enumerate(machines)]
     with start_on("local", program) as run:
         told = [run.client(rank).addresses() for rank in ranks]
-    assert told == [{"127.0.0.1"}, {"127.0.0.1"}]
+    assert [{host for host, _ in addresses} for addresses in told] == [{"127.0.0.1"}, {"127.0.0.1"}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere their sockets cannot be found")
+def test_nobody_is_let_in_after_the_learners_have_met() -> None:
+    """Torch keeps whoever calls: a stranger of the same machine could use up a learner's descriptors."""
+    program = Program()
+    group = program.add("group", Group, 2)
+    ranks = [program.add(f"rank/{i}", Listening, group, i, 2, "here") for i in range(2)]
+    with start_on("local", program) as run:
+        told = [run.client(rank).addresses() for rank in ranks]
+        assert all(told)
+        for address in set().union(*told):
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, 0.3)

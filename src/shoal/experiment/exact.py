@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import UserError
 from shoal.experiment.ending import EVALUATOR, LEARNER, WEIGHTS
 from shoal.experiment.replay_saves import REPLAY, folder_of, replay_nodes
 from shoal.loops.loop import without_exact
@@ -81,16 +82,18 @@ def can_go_on(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any
 
 def states_of(program: Program, run: Path, parts: Mapping[str, Any], meta: Mapping[str, Any]) -> States:
     """The states of a program's nodes, out of the parts of a checkpoint."""
+    if not isinstance(shared := parts.get(SHARED), Mapping) or "version" not in shared:
+        raise UserError(f"The newest checkpoint of {run} is damaged: it lacks what its nodes share; remove its folder.")
     states = {name: parts[name.replace("/", "-")] for name in program.nodes if name not in replay_nodes(program)}
     learner = without_exact(parts[LEARNER.name]) or None
     states[WEIGHTS.name] = {
-        "version": parts[SHARED]["version"],
+        "version": shared["version"],
         "weights": parts[WEIGHTS.name],
         "snapshot": learner,  # for the learner's next life
     }
     for node, tag in meta[REPLAY].items():
         states[node] = {"path": str(folder_of(run, node)), "tag": tag}
-    return states | {SHARED: parts[SHARED]}
+    return states | {SHARED: shared}
 
 
 def for_others(parts: Mapping[str, Any]) -> States:

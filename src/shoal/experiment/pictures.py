@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,9 +35,16 @@ def new_figure(width: float, height: float, output: Path) -> Any:
 
 
 def save(figure: Any, output: Path) -> None:
+    """Complete or absent: where it cannot be written the picture that was there before stays."""
+    memory = io.BytesIO()
+    figure.savefig(memory, format=output.suffix.removeprefix(".").lower(), dpi=120)
+    made = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        figure.savefig(output, dpi=120)
+        made.write_bytes(memory.getvalue())
+        os.replace(made, output)
     except OSError as error:
+        with contextlib.suppress(OSError):  # a read-only disk does not even say that it is not there
+            made.unlink()
         raise UserError(f"{output} cannot be written ({error.strerror}): give another --output.") from None
 
 

@@ -226,8 +226,7 @@ def over_seeds(runs: Sequence[Rows], column: str) -> tuple[Array, Array, Array, 
     if len(runs) == 1:
         rows = runs[0]
         mean, spread = _column(rows, "eval_return"), _column(rows, "spread")
-        lowest = _column([{"lowest": -np.inf, **row} for row in rows], "lowest")
-        highest = _column([{"highest": np.inf, **row} for row in rows], "highest")
+        lowest, highest = _column(rows, "lowest", -np.inf), _column(rows, "highest", np.inf)
         return _column(rows, column), mean, np.maximum(mean - spread, lowest), np.minimum(mean + spread, highest)
     begin = max(row[0][column] for row in runs)
     end = max(row[-1][column] for row in runs)
@@ -236,5 +235,7 @@ def over_seeds(runs: Sequence[Rows], column: str) -> tuple[Array, Array, Array, 
     return grid, middle_of_curves(curves), *interval_of_curves(curves)
 
 
-def _column(rows: Rows, name: str) -> Array:
-    return np.array([row[name] for row in rows], np.float64)
+def _column(rows: Rows, name: str, otherwise: float = np.nan) -> Array:
+    """A number of every row; where a row has none, as older and damaged ones may, another one in its place."""
+    values = [row.get(name) for row in rows]
+    return np.array([value if is_number(value) else otherwise for value in values], np.float64)

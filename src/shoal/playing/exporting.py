@@ -7,6 +7,7 @@ the policy itself does before it is said to be done.
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -296,7 +297,9 @@ def _write(format: str, policy: TrainedPolicy, step: Step, path: Path) -> list[O
         recorded = _recorded(policy, step, 1)
         program = _traced(step, recorded[0], any_size=False)
     if format == "torch":
-        torch.export.save(program, path)
+        memory = io.BytesIO()
+        torch.export.save(program, memory)
+        path.write_bytes(memory.getvalue())  # torch itself ends in a C++ error where a disk is full
     else:
         names: dict[str, Any] = {"input_names": step.inputs, "output_names": [f"out/{name}" for name in step.outputs]}
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells what of torchvision it does without

@@ -26,6 +26,7 @@ from shoal.runtime.baton import Baton, Deadlock, Stopped, Task, deadlock_report
 from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Event, Finished, Supervision
 
+LATEST = 1e11  # virtual seconds, some thousand years; beyond that small steps would no longer move the clock
 BUILDING = 60.0  # virtual seconds in which nodes that go on from a state must have been made
 SHARED = "run"  # the name of what nodes share, among their states
 
@@ -95,6 +96,20 @@ class _Futures:
 def _copy(value: Any) -> Any:
     """What crosses between nodes is a copy, as on every other runtime."""
     return pickle.loads(cloudpickle.dumps(value, protocol=5))
+
+
+@contextlib.contextmanager
+def _taking(name: str) -> Iterator[None]:
+    """A state that was saved is taken; whatever that raises, it is not this program's."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The state of {name} does not fit this program ({' '.join(str(error).split())[:200]}): it was saved by "
+            "another version of its code."
+        ) from error
 
 
 class InlineRun:
@@ -205,17 +220,16 @@ class InlineRun:
         if not built or self._told:  # the driver's next wait says what is wrong
             self._held = False
             return
-        self.baton.now = states[SHARED]["clock"]
+        with _taking("the clock"):
+            clock = float(states[SHARED]["clock"])
+            if not 0.0 <= clock <= LATEST:
+                raise ValueError(f"it stood at {clock:g} seconds")
+            self.baton.now = clock
         for name, target in self._targets.items():
-            with self._as(name):
-                try:
-                    target.load_state_dict(states[name])
-                except (LookupError, TypeError, ValueError, RuntimeError) as error:
-                    raise UserError(
-                        f"The state of {name} does not fit this program ({' '.join(str(error).split())[:200]}): it was "
-                        "saved by another version of its code."
-                    ) from error
-        host.load_generator_states(states[SHARED]["generators"])
+            with self._as(name), _taking(name):
+                target.load_state_dict(states[name])
+        with _taking("the random generators"):
+            host.load_generator_states(states[SHARED]["generators"])
         self._held = False
 
     @contextlib.contextmanager

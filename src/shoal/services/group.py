@@ -9,10 +9,13 @@ all of them meet again, in a new generation.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import fcntl
 import os
 import socket
+import stat
 import struct
 import sys
 import uuid
@@ -32,6 +35,7 @@ Address = tuple[str, int]
 MEETING = datetime.timedelta(seconds=20)  # for all to connect, once all have come
 SUMMING = datetime.timedelta(hours=2)  # others may have to wait for data
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER
 
 
 class PeerLost(NodeDied):
@@ -161,6 +165,8 @@ class Member:
         if (interface := interface_of(address)) is not None:  # or gloo and nccl listen where the machine's name leads
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "0"  # all connect here and now
+        before = _listening()
         try:
             store = self._listen(address) if self.rank == 0 else self._call()
             store.set(f"here/{self.rank}", "")
@@ -169,6 +175,9 @@ class Member:
             distributed.init_process_group(backends, store=store, rank=self.rank, world_size=self.size, timeout=SUMMING)
         except RuntimeError as error:
             raise PeerLost(f"learner {self.rank} could not connect to the others: {error}") from error
+        if not torch.cuda.is_available():  # nccl connects at its first sum
+            for descriptor in _listening() - before:
+                _shut(descriptor)
 
     def _listen(self, host: str) -> Any:
         """On this address alone."""
@@ -185,6 +194,37 @@ class Member:
         return distributed.TCPStore(  # type: ignore[attr-defined]
             host, port, self.size, False, MEETING, wait_for_workers=False
         )
+
+
+def _listening() -> set[int]:
+    """This process's descriptors on which callers are awaited by TCP; none where the system does not say."""
+    if sys.platform != "linux":
+        return set()
+    found = set()
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        try:
+            mode = os.fstat(descriptor).st_mode
+            copy = os.dup(descriptor) if stat.S_ISSOCK(mode) else None
+        except OSError:  # the list itself, or closed meanwhile
+            continue
+        if copy is not None:
+            with socket.socket(fileno=copy) as sock:
+                inet = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+                if inet and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(descriptor)
+    return found
+
+
+def _shut(descriptor: int) -> None:
+    """Let nobody in any more. Those who have come stay connected; the socket itself is torch's, and stays as it is.
+
+    Torch lets everybody in and keeps them: a stranger who calls often enough would leave it without descriptors, which
+    ends the process.
+    """
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # one instruction: return 0
+    program = struct.pack("HP", 1, ctypes.addressof(drop_all))
+    with socket.socket(fileno=os.dup(descriptor)) as sock, contextlib.suppress(OSError):  # a system may not allow it
+        sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 def _machine() -> str:

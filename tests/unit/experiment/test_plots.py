@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,28 @@ def test_a_band_never_leaves_what_was_seen() -> None:
     assert (low.tolist(), high.tolist()) == ([0.5, 0.5], [2.5, 2.5])
     _, mean, _, high = plots.over_seeds([rows([10, 500], 1.0), rows([20, 500], 1.0), rows([400, 470], 1.0)], "seconds")
     assert high[-1] == 500 < mean[-1] + np.std([500, 500, 470])
+
+
+def test_ends_that_are_no_numbers_are_passed_over() -> None:
+    damaged = [row | {"lowest": "x", "highest": None} for row in rows([1, 2], 1.0)]
+    _, _, low, high = plots.over_seeds([damaged], "seconds")
+    assert (low.tolist(), high.tolist()) == ([-1, 0], [3, 4])
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "curve.png").write_bytes(b"before")
+    drawn = run(tmp_path / "run", [1, 2])
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        plots.draw([drawn], tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "run"]
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_curve(tmp_path: Path) -> None:

@@ -211,6 +211,14 @@ def test_an_export_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert sorted(path.name for path in run.iterdir()) == before
 
 
+def test_an_export_for_which_there_is_no_room_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(exporting.FORMATS, "torch", "/dev/full")
+    with pytest.raises(UserError, match=r"^--output .* cannot be written \(No space left on device\)\.$"):
+        export(saved_run(tmp_path / "run"), format="torch")
+
+
 def test_the_command_exports_in_the_format_and_to_the_folder_that_were_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

@@ -159,6 +159,39 @@ def test_sigterm_while_ray_starts_is_taken_as_ctrl_c(monkeypatch: pytest.MonkeyP
     assert not any(os.path.exists(directory) for directory in starting.directories)
 
 
+TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def tokens_of_two_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    seen: list[dict[str, str]] = []
+
+    def init(**_: Any) -> None:
+        seen.append({name: os.environ[name] for name in TOKENS if name in os.environ})
+
+    private = SimpleNamespace(ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True))
+    monkeypatch.setattr(cluster, "ray", SimpleNamespace(init=init, _private=private))
+    for _ in range(2):
+        cluster._start("nowhere")
+    return seen
+
+
+def test_a_cluster_of_our_own_has_a_token_that_lies_in_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    seen = tokens_of_two_starts(monkeypatch)
+    assert [one["RAY_AUTH_MODE"] for one in seen] == ["token", "token"]
+    assert len({one["RAY_AUTH_TOKEN"] for one in seen}) == 2
+    assert not any(name in os.environ for name in TOKENS)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_token_that_the_user_has_chosen_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in TOKENS:
+        monkeypatch.delenv(one, raising=False)
+    monkeypatch.setenv(name, "disabled")
+    assert tokens_of_two_starts(monkeypatch) == [{name: "disabled"}] * 2
+
+
 # ---- joining
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import tempfile
@@ -89,6 +90,7 @@ class Cluster:
         if self._joined:
             ray.shutdown()
             self._joined = False
+            _forget_token()
         if self._reaper is not None:
             self._reaper.close()
             self._reaper = None
@@ -146,6 +148,13 @@ def _show_token(name: str) -> None:
             )
 
 
+def _forget_token() -> None:
+    """Have Ray look anew whether it has a token, and which: it keeps the first that it has found."""
+    with contextlib.suppress(ImportError, AttributeError):  # older versions
+        ray._raylet.Config.initialize("")
+        ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
 def _token_remedy() -> str:
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         return "is the token here (RAY_AUTH_TOKEN, or the file ~/.ray/auth_token) that of the cluster's head?"
@@ -175,7 +184,11 @@ def _start(directory: str) -> None:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # nodes that ask for no GPU may see it
         "RAY_USAGE_STATS_ENABLED": "0",
     }
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        # ~/.ray/auth_token, which Ray would make and take, can be read by all users who can enter the home directory
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with _variables(_threads() | variables), _loopback():
+        _forget_token()
         ray.init(
             address="local",
             include_dashboard=False,
