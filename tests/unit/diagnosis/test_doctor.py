@@ -141,7 +141,7 @@ def test_an_algorithm_for_other_actions_is_a_fault_with_one_that_fits() -> None:
 @pytest.mark.parametrize(
     ("env", "timeout", "about", "sentence"),
     [
-        ("Exits", 60.0, "crash", "with exit code 7, when it was asked to make it, reset it and step it with random actions"),
+        ("Exits", 60.0, "crash", "with exit code 7, when it was asked to make it, reset it and step it with random"),
         ("Hangs", 15.0, "hang", "nothing came back for 15 s when it was asked to make it"),
     ],
 )
