@@ -1,6 +1,7 @@
 """Shoal's replay service beside Reverb and cpprb, window by window in turns on the same machine.
 
     python -m bench.replay.compare [--rounds 10] [--output table.json]
+    python -m bench.replay.compare --against ../before      with another checkout in place of the peers
 
 Reverb and cpprb are installed from the package index into environments of their own below .bench, since their
 dependencies conflict with Shoal's. Every side is given the same items, table sizes and batch sizes, fills its table and
@@ -37,7 +38,7 @@ Rates = dict[str, dict[str, list[float]]]  # by side and kind, one for each roun
 class Side:
     """A process that fills its table and then measures a window when it is told to."""
 
-    def __init__(self, name: str, *command: Any) -> None:
+    def __init__(self, name: str, *command: Any, tree: Path = ROOT) -> None:
         self._name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the side)
         self._process = subprocess.Popen(
@@ -46,7 +47,7 @@ class Side:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            cwd=ROOT,
+            cwd=tree,
         )
 
     def answer(self) -> str:
@@ -81,7 +82,11 @@ def compare(work: str, rounds: int) -> Rates:
     }
     if work == "sequences":
         del commands["cpprb"]
-    sides = {name: Side(name, *command) for name, command in commands.items()}
+    return take({name: Side(name, *command) for name, command in commands.items()}, rounds)
+
+
+def take(sides: dict[str, Side], rounds: int) -> Rates:
+    """All of them in turns."""
     try:
         for side in sides.values():
             side.answer()  # its table is full
@@ -94,6 +99,27 @@ def compare(work: str, rounds: int) -> Rates:
     finally:
         for side in sides.values():
             side.close()
+
+
+def against(tree: Path, work: str, rounds: int) -> Rates:
+    """The rates of this tree and of another one, which has an environment of its own."""
+    words = "-m", "bench.replay.shoal_side", work
+    pythons = {"now": (sys.executable, ROOT), "before": (tree / ".venv" / "bin" / "python", tree)}
+    sides = {
+        f"{name}, {where}": Side(name, python, *words, where, tree=home)
+        for where in ("served", "in process")
+        for name, (python, home) in pythons.items()
+    }
+    return take(sides, rounds)
+
+
+def change(work: str, kind: str, found: Rates) -> str:
+    """The median ratio of neighbouring windows, now to before."""
+    cells = []
+    for where in ("served", "in process"):
+        pairs = zip(found[f"now, {where}"][kind], found[f"before, {where}"][kind])
+        cells.append(f"{where} {median(now / before for now, before in pairs):.3f}")
+    return f"{work:12} {kind:7} now/before: {', '.join(cells)}"
 
 
 def row(work: str, kind: str, found: Rates) -> str:
@@ -118,7 +144,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--against", type=Path, help="another checkout of Shoal, in place of the peers")
     options = parser.parse_args()
+    if options.against is not None:
+        for work in WORKS:
+            rates = against(options.against.resolve(), work, options.rounds)
+            for kind in KINDS:
+                print(change(work, kind, rates), flush=True)
+        return
     found = {}
     print("| work | | Shoal served | Reverb served | | Reverb in process | | Shoal in process | cpprb | |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)

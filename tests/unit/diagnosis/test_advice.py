@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from shoal.algorithms import d4pg, impala, ppo, r2d2
+from shoal.algorithms import a3c, d4pg, impala, ppo, r2d2
 from shoal.diagnosis.advice import _support, choose_algorithm, suggest
 from shoal.diagnosis.environment import Environment, Seen
 from shoal.envs import EnvSpec
@@ -84,7 +84,8 @@ def test_what_the_user_gave_stays_and_is_talked_of() -> None:
 def test_large_observations_are_normalised_where_the_algorithm_can() -> None:
     assert suggested(ppo.Config(), {}, 500.0).options["normalize_observations"] is True
     assert "normalize_observations" not in suggested(ppo.Config(), {}, 5.0).options
-    assert any("--normalize-observations" in reason for reason in suggested(impala.Config(), {}, 500.0).reasons)
+    assert suggested(impala.Config(), {}, 500.0).options["normalize_observations"] is True
+    assert any("--normalize-observations" in reason for reason in suggested(a3c.Config(), {}, 500.0).reasons)
 
 
 def test_returns_beyond_the_support_of_a_categorical_critic_are_said() -> None:
