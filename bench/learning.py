@@ -81,6 +81,8 @@ TASKS = {
     "r2d2-catch": Task("r2d2", CATCH, 0.9, 120, 3, 3),
     "r2d2-catch-memory": Task("r2d2", MEMORY, 0.9, 600, 2, 3),
     "impala-catch-memory": Task("impala", MEMORY, 0.9, 600, 2, 3, "--lstm 128"),
+    "impala-pong": Task("impala", "PongNoFrameskip-v4", 18, 4500, 1, 1, "--eval-every 60"),
+    "impala-breakout": Task("impala", "BreakoutNoFrameskip-v4", 30, 4500, 1, 1, "--eval-every 60"),
     "ppo-hopper": Task("ppo", "Hopper-v5", 1500, 600, 2, 3),
     "ppo-walker2d": Task("ppo", "Walker2d-v5", 1500, 600, 2, 3),
     "ppo-lunarlander-continuous": Task("ppo", *CONTINUOUS),
@@ -122,7 +124,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help="of a task, or the beginning of several")
     parser.add_argument("--seeds", type=int, help="other than the task's own number")
     options = parser.parse_args()
-    chosen = [name for name in TASKS if any(name.startswith(begin) for begin in options.names)]
+    begins = [begin for begin in options.names if begin not in TASKS]
+    chosen = [name for name in TASKS if name in options.names or any(name.startswith(begin) for begin in begins)]
     if not chosen:
         print("\n".join(f"{name:32} {task}" for name, task in TASKS.items()))
         return

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 from typing import Any
 
 from shoal import config
 from shoal.envs import EnvSpec
 from shoal.envs.pictures import check_drawn
+from shoal.envs.trial import ending
 from shoal.errors import UserError
 from shoal.experiment.options import RunOptions
 from shoal.experiment.registry import Algorithm
@@ -16,6 +19,13 @@ from shoal.experiment.registry import Algorithm
 SLOWEST_LEARNING = 1e-6  # samples per insert, below which a learner would wait for days
 ENVIRONMENT_BYTES = 2_000  # of one environment, at the least
 PARAMETER_COPIES = 4  # of a learner: values, gradients and an optimizer's two moments
+IN_BFLOAT16 = """
+import torch
+product = torch.ones(64, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)
+image = torch.ones(2, 4, 36, 36, dtype=torch.bfloat16)
+torch.nn.functional.conv2d(image, torch.ones(32, 4, 8, 8, dtype=torch.bfloat16), stride=4)
+raise SystemExit(product[0, 0].item() != 64.0)
+"""
 
 
 def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -> Any:
@@ -25,8 +35,9 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -
     options.check()
     for field in ("device", "acting_device"):
         check_device(field, getattr(cfg, field, "cpu"))
-    if options.runtime != "ray":  # there nodes may be on larger machines
+    if options.runtime != "ray":  # there nodes may be on other machines, and on larger ones
         _check_memory(cfg, env, options)
+        _check_precision(cfg)
     _check_learning(cfg)
     if getattr(cfg, "frame_stack", 0) > 1 and not env.stacks:
         raise UserError(
@@ -50,6 +61,19 @@ def check_device(field: str, device: str) -> None:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(f"{option} {device} cannot be used here ({reason}): leave it at cpu.") from None
     assert stored == 0.0
+
+
+def _check_precision(cfg: Any) -> None:
+    """Tried in a process of its own: virtual machines were seen whose processor says that it multiplies matrices in
+    bfloat16 (AMX), and which end who does it."""
+    if getattr(cfg, "precision", "float32") != "bfloat16" or "cpu" not in (cfg.device, cfg.acting_device):
+        return
+    tried = subprocess.run([sys.executable, "-c", IN_BFLOAT16], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if tried.returncode:
+        raise UserError(
+            f"--precision bfloat16 {ending(tried.returncode)}, so this processor does not compute in it: leave it at "
+            "float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment."
+        )
 
 
 def _check_learning(cfg: Any) -> None:

@@ -69,8 +69,8 @@ def load(
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
     name, algorithm, cfg = records.rebuild(found.run, given, unneeded=(*records.OF_ENVIRONMENT, *records.NOT_PLAYED))
     env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
-    if hasattr(cfg, "acting_device"):
-        cfg = dataclasses.replace(cfg, acting_device=device)
+    played = {"acting_device": device, "precision": "float32"}  # the precision is the learners', of their machine
+    cfg = dataclasses.replace(cfg, **{name: value for name, value in played.items() if hasattr(cfg, name)})
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     made = {explore: algorithm.make_policy(cfg, env, seed, greedy=not explore) for explore in (False, True)}
     for policy in made.values():

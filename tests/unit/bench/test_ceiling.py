@@ -157,7 +157,8 @@ def test_the_commands_measure_as_was_typed(monkeypatch: pytest.MonkeyPatch, caps
 def test_what_has_no_such_ceiling_is_refused() -> None:
     cfg = config_of("impala")
     assert limitless(cfg) is None
-    for change in ({"device": "cuda"}, {"acting_device": "cuda"}, {"learners": 2}, {"learner_threads": 2}):
+    assert limitless(dataclasses.replace(cfg, learner_threads=2)) is None  # the same work, in two hands
+    for change in ({"device": "cuda"}, {"acting_device": "cuda"}, {"learners": 2}):
         other = dataclasses.replace(cfg, **change)
         with pytest.raises(UserError, match="ceiling is that of"):
             measure_limits(registry.load("impala"), other, describe_env(other))

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.algorithms import apex_dqn, impala, ppo, r2d2
 from shoal.errors import UserError
+from shoal.experiment import checks
 from shoal.experiment.checks import memory_needs, prepare
 from shoal.experiment.environments import describe_env
 from shoal.experiment.options import RunOptions
@@ -91,3 +92,18 @@ def test_needs_that_fit_one_by_one_and_not_together_are_refused(monkeypatch: pyt
     assert pages > needs[-1]
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": pages}.__getitem__)
     assert "of memory, and this machine has" in refusal(impala, cfg)
+
+
+def test_a_precision_that_ends_who_computes_in_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "IN_BFLOAT16", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    told = refusal(impala, impala.Config(precision="bfloat16"))
+    assert told.startswith("--precision bfloat16 was ended by SIGILL while it was tried, so this processor")
+    assert "leave it at float32" in told
+
+
+def test_a_precision_that_the_processor_has_is_taken_and_float32_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = impala.Config(precision="bfloat16")
+    prepare(impala, cfg, describe_env(cfg), RunOptions())
+    monkeypatch.setattr(checks, "IN_BFLOAT16", "raise SystemExit(1)")
+    cfg = impala.Config()
+    prepare(impala, cfg, describe_env(cfg), RunOptions())
