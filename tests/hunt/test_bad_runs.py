@@ -225,7 +225,19 @@ def test_plot_draws_what_is_whole_among_rows_that_are_not(run: Path, capsys: pyt
     with (run / "metrics.jsonl").open("a") as file:
         file.write(ROWS + '{"kind": "evaluation", "eval')
     assert cli.main(["plot", str(run), "--output", str(run / "curve.png")]) == 0
-    assert "impala on CartPole-v1" in capsys.readouterr().out
+    found = capsys.readouterr()
+    assert "impala on CartPole-v1" in found.out
+    assert not found.err  # a last line that was cut short is how a killed run ends
+
+
+def test_plot_tells_of_rows_that_it_cannot_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from shoal import cli
+
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": 5,\n[]\n' + ROWS)
+    assert cli.main(["plot", str(run), "--output", str(run / "curve.png")]) == 0
+    told = capsys.readouterr().err
+    assert told == f"shoal: {run}/metrics.jsonl is damaged: rows left out that cannot be read: 2.\n"
 
 
 @pytest.mark.parametrize(

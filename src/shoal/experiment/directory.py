@@ -256,22 +256,32 @@ def _checkpointed_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind; a last line that was cut short is left out."""
-    rows = []
+    """The rows of one kind; what cannot be read is left out, as a last line that was cut short."""
+    return [row for row in _read_metrics(path) if row is not None and row.get("kind") == kind]
+
+
+def unreadable_rows(path: Path) -> int:
+    """How many there are before the last, which may have been cut short when its writer was ended."""
+    return sum(row is None for row in _read_metrics(path)[:-1])
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any] | None]:
+    """Line by line; None: no row."""
     try:
         text = plain(path / METRICS).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path / METRICS} cannot be read ({error.strerror}): is {path} a run directory?") from None
     except ValueError:
         raise UserError(f"{path / METRICS} is damaged: it is no text.") from None
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and row.get("kind") == kind:
-            rows.append(row)
-    return rows
+    return [_row(line) for line in text.splitlines()]
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _finite(value: Any) -> Any:

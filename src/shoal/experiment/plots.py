@@ -126,6 +126,9 @@ def read_runs(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Run]:
     drawn = [run for run in found if run.rows]
     if not drawn:
         raise UserError("There is nothing to plot: no run among these has evaluations.")
+    for run in drawn:
+        if unreadable := directory.unreadable_rows(run.path):
+            warn(f"{run.path / directory.METRICS} is damaged: rows left out that cannot be read: {unreadable}.")
     return drawn
 
 
