@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,38 @@ def test_every_command_that_is_shown_is_understood(line: str) -> None:
         at = words.index(CONFIG)
         del words[at : at + 2]
     read(words, taken, f"shoal {command}", positional=True)
+
+
+TABLES = {"central-inference.md": "impala", "algorithms/ppo.md": "ppo", "algorithms/a3c.md": "a3c"}
+NO_NUMBER = {"8 per worker", ""}  # what is said of an option whose default is worked out, or is none
+
+
+def documented(page: str) -> Iterator[tuple[str, str]]:
+    """Options and what a page's table says is their default: one for each, or one for all of a line."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| option \| default \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for line in table.splitlines():
+        names, said = (cell.strip() for cell in line.split("|")[1:3])
+        options = re.findall(r"`--([\w-]+)`", names)
+        values = re.sub(r" \([^)]*\)", "", said).split(", ")
+        yield from zip(options, values * len(options) if len(values) == 1 else values, strict=True)
+
+
+def as_said(value: Any, said: str) -> bool:
+    if isinstance(value, bool):
+        return said == ("on" if value else "off")
+    if isinstance(value, (int, float)):
+        return value == (0.0 if said == "off" else float(said))
+    return said == (" ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_the_defaults_that_a_page_names_are_those_of_the_options(page: str) -> None:
+    cfg, found = registry.load(TABLES[page]).Config(), list(documented(page))
+    assert len(found) >= 4
+    for option, said in found:
+        value = getattr(cfg, option.replace("-", "_"))
+        assert said in NO_NUMBER or as_said(value, said), f"{page} says {said} of --{option}, which is {value}"
 
 
 def test_the_overview_names_every_command() -> None:

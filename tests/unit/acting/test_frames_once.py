@@ -131,6 +131,17 @@ def test_a_peek_shows_what_a_push_will_return_also_where_an_episode_begins() -> 
         assert np.array_equal(peeked, stack.push(frames, begins))
 
 
+def test_a_stacker_keeps_nothing_of_what_it_peeks_at() -> None:
+    stacker = Stacker({"observation": 3})
+    for number in (1, 2, 3):
+        stacker.push(np.full((1, 1, 1), number, np.uint8), np.array([number == 1]))
+    for number, begins, expected in ((4, False, [2, 3, 4]), (8, True, [8, 8, 8]), (9, False, [2, 3, 9])):
+        seen = stacker.peek(np.full((1, 1, 1), number, np.uint8), np.array([begins]))
+        assert seen[0, :, 0, 0].tolist() == expected
+    pushed = stacker.push(np.full((1, 1, 1), 4, np.uint8), np.array([False]))
+    assert pushed[0, :, 0, 0].tolist() == [2, 3, 4]
+
+
 def test_a_stacker_goes_on_from_its_state() -> None:
     one, other = Stacker({"observation": STACK}), Stacker({"observation": STACK})
     frames = np.random.default_rng(0).integers(0, 255, (6, 2, 3, 3), np.uint8)

@@ -31,10 +31,10 @@ def short(cfg: Any) -> Pattern:
     return sequence(5)
 
 
-def program(name: str, pattern: str) -> Any:
+def program(name: str, pattern: str, **chosen: Any) -> Any:
     algorithm = importlib.import_module(f"shoal.algorithms.{name}")
     small = {"envs_per_actor": 2, "learning_starts": 8, "batch": 4}
-    cfg = algorithm.Config(env=TASKS[name], pattern=pattern, **small)
+    cfg = algorithm.Config(env=TASKS[name], pattern=pattern, **small, **chosen)
     return algorithm.program(cfg, envs.describe(cfg.env), Settings(evaluate=False, max_updates=3))
 
 
@@ -59,6 +59,12 @@ def test_a_pattern_of_another_kind_of_items_is_refused() -> None:
 def test_a_pattern_of_sequences_that_burn_in_uses_up_is_refused() -> None:
     with pytest.raises(UserError, match="items of 6 rows, of which --burn-in 10 leaves nothing to train"):
         program("r2d2", f"{__name__}:short")
+
+
+def test_a_pattern_of_sequences_must_leave_one_transition_after_burn_in() -> None:
+    program("r2d2", f"{__name__}:short", burn_in=4)  # of the five transitions in six rows
+    with pytest.raises(UserError, match="items of 6 rows, of which --burn-in 5 leaves nothing to train"):
+        program("r2d2", f"{__name__}:short", burn_in=5)
 
 
 def test_a_pattern_that_is_not_there_is_named() -> None:

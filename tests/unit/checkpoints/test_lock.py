@@ -73,6 +73,17 @@ def test_one_process_cannot_take_it_twice_nor_lose_it_by_trying(tmp_path: Path) 
         pass
 
 
+def test_one_process_cannot_take_it_twice_under_another_name_of_the_directory(tmp_path: Path) -> None:
+    run, beside, link = (tmp_path / name for name in ("run", "beside", "link"))
+    run.mkdir()
+    beside.mkdir()
+    link.symlink_to(run)
+    with RunLock(run):
+        for name in (link, beside / ".." / "run"):
+            with pytest.raises(UserError, match="this very process"), RunLock(name):
+                pass
+
+
 def test_a_directory_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         RunLock(tmp_path / "none").acquire()

@@ -80,6 +80,14 @@ def test_a_sick_environment_is_found_out(
     assert all(finding.remedy for finding in found)
 
 
+def test_an_observation_of_which_one_part_alone_stays_the_same_is_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only(monkeypatch)
+    findings, _ = examined("sick_envs:Nested", None)  # its mode is always 1, its camera is not
+    assert [found.level for found in findings if found.about == "observations"] == ["ok"]
+
+
 def test_a_vector_is_examined_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch)
     findings, _ = examined("sick_envs:Vector")

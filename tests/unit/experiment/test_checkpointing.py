@@ -9,10 +9,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from shoal import envs
+from shoal.algorithms import a3c
 from shoal.checkpoints import CheckpointFailed, Checkpoints
-from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts
+from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts, asked_for
 from shoal.experiment.options import RunOptions
 from shoal.experiment.replay_saves import folder_of
+from shoal.loops.wiring import Settings
 from shoal.program import NodeDied, Program
 from shoal.replay import MinSize, Replay, Table, Uniform
 from shoal.replay.checkpoint import manifest_name
@@ -251,6 +254,16 @@ def test_of_several_gradient_servers_the_furthest_counts() -> None:
     assert meta["updates"] == 6
     assert parts["metrics"]["lives"] == {STATES: [LASTING, {"learner_steps": 6.0}]}
     assert sorted(parts) == ["gradients-0", "gradients-1", "metrics", "weights"]
+
+
+@pytest.mark.parametrize(
+    ("shards", "services"), [(1, {"gradients"}), (3, {"gradients/0", "gradients/1", "gradients/2"})]
+)
+def test_of_a3c_every_service_that_holds_parameters_is_asked_for_them(shards: int, services: set[str]) -> None:
+    cfg = a3c.Config(actors=2, shards=shards)
+    asked = asked_for(a3c.program(cfg, envs.describe(cfg.env), Settings()))
+    assert {name for name, method in asked.items() if method == "state_dict"} == {"metrics"} | services
+    assert {"worker/0", "worker/1"} <= {name for name, method in asked.items() if method == "checkpoint"}
 
 
 def answers(calls: Any) -> dict[str, Any]:

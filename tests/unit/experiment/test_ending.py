@@ -10,6 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from shoal import cli
+from shoal.commands.common import INTERRUPTED
 from shoal.experiment import ending
 from shoal.experiment.ending import Ending, Interrupts
 from shoal.program import NodeDied, Program
@@ -244,5 +246,20 @@ def test_a_run_under_nohup_stays_deaf_to_the_terminal() -> None:
         with Interrupts() as interrupts:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not interrupts.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_command_under_nohup_stays_deaf_to_the_terminal_and_no_other_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(words: Any, started: float) -> int:
+        os.kill(os.getpid(), getattr(signal, words[0]))
+        return 0
+
+    monkeypatch.setattr(cli, "_dispatch", send)
+    assert [cli.main([name]) for name in ("SIGHUP", "SIGTERM")] == [INTERRUPTED] * 2
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert [cli.main([name]) for name in ("SIGHUP", "SIGTERM")] == [0, INTERRUPTED]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

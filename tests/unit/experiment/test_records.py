@@ -51,6 +51,35 @@ def test_a_function_of_a_module_is_recorded_with_its_folder_and_found_from_elsew
     assert factories.load_factory(cfg.env, "env")().spec.id == "CartPole-v1"
 
 
+@pytest.mark.parametrize("module", ["recorded_package", "recorded_package.inner", "recorded_package.inner.deep"])
+def test_a_function_of_a_package_is_found_from_elsewhere_wherever_in_it_it_is(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    inner = code / "recorded_package" / "inner"
+    inner.mkdir(parents=True)
+    for file in (inner.parent / "__init__.py", inner / "__init__.py", inner / "deep.py"):
+        file.write_text(MODULE)
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "recorded_package"]:
+            del sys.modules[name]
+
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", [str(code), *before])
+    try:
+        made = importlib.import_module(module).make_env
+        assert factories.folder_of(module) == str(code.resolve())
+        run = written(tmp_path / "run", impala.Config(env=made))
+        forget()
+        monkeypatch.setattr(sys, "path", before)
+        _, _, cfg = records.rebuild(run, {})
+        assert cfg.env == f"{module}:make_env"
+        assert factories.load_factory(cfg.env, "env")().spec.id == "CartPole-v1"
+    finally:
+        forget()
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan, len, np.zeros(2), {1: 2}, {1, 2}, b"x", [math.inf]])
 def test_options_that_no_file_can_hold_are_said_to_be_lost_and_can_be_given_again(value: Any, tmp_path: Path) -> None:
     cfg = impala.Config(env_options={"limit": value})

@@ -130,6 +130,17 @@ def test_what_differs_from_the_policy_is_refused() -> None:
         _check(lambda given: {**right, "scores": np.zeros(2)}, [row], "export")
 
 
+def test_what_gives_no_number_is_refused() -> None:
+    row = {"out/action": np.array([[0.5], [0.25]]), "out/memory/core": np.zeros((2, 3))}
+    right = {"action": np.array([[0.5], [0.25]]), "memory/core": np.zeros((2, 3))}
+    assert _check(lambda given: right, [row], "export") == 0.0
+    for name in right:
+        spoilt = {**right, name: right[name].copy()}
+        spoilt[name][1, 0] = np.nan
+        with pytest.raises(UserError, match=f"differs from the policy by nan in {name}: it was not written"):
+            _check(lambda given, spoilt=spoilt: spoilt, [row], "export")  # type: ignore[misc]
+
+
 def test_a_tie_excuses_its_own_row_and_choice_alone() -> None:
     scores = np.array([[0.0, 0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 1.0, 2.0, 3.0]])  # of two choices, of 2 and of 3
     row = {"out/action": np.array([[0, 2], [1, 2]]), "out/scores": scores}

@@ -88,6 +88,20 @@ def test_a_film_goes_as_fast_as_was_asked_or_as_the_environment_says(
     assert rates == [7.5, 7.5, 12.0, 30.0]
 
 
+@pytest.mark.parametrize(("fps", "milliseconds"), [(4.0, 250), (10.0, 100), (50.0, 20), (200.0, 20)])
+def test_a_gif_shows_each_picture_for_its_part_of_a_second_and_not_under_20_ms(
+    fps: float, milliseconds: int, tmp_path: Path
+) -> None:
+    images = pytest.importorskip("PIL.Image")
+    run = saved_run(tmp_path / "run", env=Shown)
+    with images.open(shoal.record(run, tmp_path / "film.gif", fps=fps).path) as film:
+        shown = []
+        for index in range(film.n_frames):
+            film.seek(index)
+            shown.append(film.info["duration"])
+    assert shown == [milliseconds] * 5
+
+
 def test_the_command_films_as_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[Any] = []
 

@@ -21,9 +21,19 @@ Call = Callable[..., Future[Any]]
 
 @pytest.fixture
 def call() -> Iterator[Call]:
-    """Calls that go on in threads of their own, as a runtime serves them."""
+    """Calls that go on in threads of their own, as a runtime serves them; groups that were called are closed at the
+    end, so that a test which fails does not hang with whoever still waits there."""
+    called: list[Any] = []
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        called.append(getattr(function, "__self__", None))
+        return threads.submit(function, *arguments)
+
     with ThreadPoolExecutor(16) as threads:
-        yield threads.submit
+        yield submit
+        for group in called:
+            if isinstance(group, Group):
+                group.close()
 
 
 def meet(call: Call, group: Group, lives: list[int]) -> list[int]:
@@ -130,6 +140,18 @@ def test_when_a_rank_comes_again_the_others_lose_their_group(call: Call) -> None
     sums = [call(group.sum, 1, rank, np.full(3, float(rank + 1))) for rank in range(2)]
     for one in sums:
         np.testing.assert_array_equal(one.result(5.0), 3.0)
+
+
+def test_the_address_of_a_group_is_not_given_out_any_more_once_a_rank_has_come_again(call: Call) -> None:
+    group = Group(3)
+    meet(call, group, [0, 0, 0])
+    group.announce(0, ("127.0.0.1", 1234))
+    assert group.address(0) == ("127.0.0.1", 1234)
+    call(group.join, 1, 1, "here")
+    with group._changed:
+        assert group._changed.wait_for(lambda: 1 in group._waiting, 5.0)
+    with pytest.raises(PeerLost, match="another learner has been lost while the group was connecting"):
+        group.address(0)
 
 
 def test_what_was_brought_to_a_lost_generation_is_no_part_of_a_sum_of_the_next(call: Call) -> None:

@@ -414,6 +414,7 @@ def test_actors_are_shared_out_among_servers_and_batches_hold_whole_requests() -
 
     assert largest() == largest(inference_batch=100) == [8, 4]
     assert largest(inference_batch=7) == [4, 4]
+    assert largest(inference_batch=4) == [4, 4]  # just one request
     with pytest.raises(UserError, match="--inference-batch 3 cannot hold one request of --envs-per-actor 4"):
         largest(inference_batch=3)
     with pytest.raises(UserError, match="--inference-batch -1 is too small"):

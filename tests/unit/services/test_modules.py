@@ -61,6 +61,15 @@ def test_only_who_has_seen_the_newest_replaces_it() -> None:
     np.testing.assert_array_equal(store.newer(0)[1]["note/error"], 1.0)  # type: ignore[index]
 
 
+def test_who_published_the_newest_has_seen_it_and_may_replace_it_again() -> None:
+    store = WeightStore()
+    one = SharedModule(store, network())
+    for version, error in enumerate((3.0, 2.0, 1.0)):
+        assert one.publish_if_newest(error=error)
+        assert (one.version, float(one.notes["error"]), store.version()) == (version, error, version)
+        assert not one.look()  # its own is nothing new to it
+
+
 def test_weights_of_another_module_are_refused() -> None:
     store = WeightStore()
     SharedModule(store, network()).publish()
