@@ -134,3 +134,10 @@ def test_a_network_of_another_size_is_refused_when_a_run_goes_on(tmp_path: Path)
         resume(tmp_path / "run", quiet=True, stop_updates=6, hidden=(16,))
     assert equal(before, dict(read_weights(tmp_path / "run")))
     resume(tmp_path / "run", quiet=True, stop_updates=6)  # its lock was let go
+
+
+def test_a_layer_more_is_refused_when_a_run_goes_on_though_all_that_was_saved_would_fit(tmp_path: Path) -> None:
+    before = run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"The network cannot change .* is absent and would be \[8, 8\]\."):
+        resume(tmp_path / "run", quiet=True, stop_updates=6, hidden=(8, 8))
+    assert equal(before, dict(read_weights(tmp_path / "run")))

@@ -368,6 +368,14 @@ def test_sacs_policy_draws_from_its_gaussian_and_records_soft_values() -> None:
 
 
 @both
+@pytest.mark.parametrize(("steps", "rows"), [(0, 0), (1, 1), (12, 1), (13, 2), (24, 2)])
+def test_random_steps_are_those_of_all_actors_together(page: Any, steps: int, rows: int) -> None:
+    """A row of 3 actors with 4 environments each has 12 steps."""
+    policy = page.make_policy(config(page, random_steps=steps, actors=3), SPEC, seed=1)
+    assert policy.state_dict()["random_rows"] == rows
+
+
+@both
 def test_the_first_rows_are_uniform_in_all_environments_together(page: Any) -> None:
     """10 steps of 2 actors with 4 environments each are 2 rows, rounded up; none where the policy is greedy."""
     cfg = config(page, random_steps=10, actors=2, **({"noise": 0.0} if page is td3 else {}))

@@ -11,6 +11,7 @@ import sample_envs
 from gymnasium import spaces
 
 from shoal import envs
+from shoal.envs.check import check_observation
 from shoal.envs.faults import what_was_raised
 
 
@@ -97,6 +98,23 @@ def test_large_finite_numbers_are_no_fault() -> None:
 )
 def test_a_first_observation_unlike_its_space_is_a_fault(value: Any, space: Any, says: str) -> None:
     assert says in step_until_fault({"value": value, "observation": space}, "BrokenReset")
+
+
+@pytest.mark.parametrize(
+    ("space", "inside", "outside"),
+    [
+        (spaces.Discrete(5), [0, 4], [-1, 5]),
+        (spaces.Discrete(5, start=2), [2, 6], [1, 7]),
+        (spaces.MultiDiscrete([3, 2]), [[0, 0], [2, 1]], [[0, -1], [3, 0], [0, 2]]),
+    ],
+)
+def test_a_discrete_observation_ends_one_before_its_count(space: Any, inside: list[Any], outside: list[Any]) -> None:
+    for value in inside:
+        check_observation(value, space, "env")
+    for value in outside:
+        with pytest.raises(envs.EnvFault) as caught:
+            check_observation(value, space, "env")
+        assert str(caught.value) == f"env: 'observation' is {value}, which is outside of its space {space}."
 
 
 def test_float64_where_float32_was_promised_is_converted() -> None:

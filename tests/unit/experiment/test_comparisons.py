@@ -10,16 +10,24 @@ import pytest
 
 from shoal.cli import main
 from shoal.experiment import directory
-from shoal.experiment.comparisons import ALL_TASKS, compare, on_one_clock
+from shoal.experiment.comparisons import ALL_TASKS, compare, on_one_clock, table_rows
 from shoal.experiment.run_lists import find_runs
 
 
 def run(
-    path: Path, algorithm: str, env: str, seed: int, last: float, reached: bool, runtime: str = "local", **config: Any
+    path: Path,
+    algorithm: str,
+    env: str,
+    seed: int,
+    last: float,
+    reached: bool,
+    runtime: str = "local",
+    target: float | None = 5.0,
+    **config: Any,
 ) -> None:
-    """Evaluated at 100 and 200 steps; what reaches its target of 5 does so at the second."""
+    """Evaluated at 100 and 200 steps; what reaches its target does so at the second."""
     made = directory.RunDirectory.create(str(path), algorithm, env, seed, print)
-    options = {"stop_return": 5.0, "runtime": runtime}
+    options = {"stop_return": target, "runtime": runtime}
     made.write_config({"algorithm": algorithm, "config": config, "env": env, "seed": seed, "options": options})
     for index, value in enumerate((2.0, last)):
         steps, seconds = 100 * (index + 1), (index + 1.0) * (seed + 1)
@@ -66,6 +74,17 @@ def test_a_target_that_is_given_counts_from_the_first_evaluation_that_has_it(run
     assert (impala.steps.iqm, ppo.reached, ppo.seconds.iqm) == (100.0, 3, 2.0)
     impala, ppo = compare(find_runs([runs])[0], [], 11.0)["A-v0"]
     assert (impala.aimed, impala.reached, impala.seconds) == (3, 0, None)
+
+
+def test_every_run_is_counted_against_a_target_that_is_given_also_one_that_had_none_of_its_own(tmp_path: Path) -> None:
+    for seed, last in enumerate((10.0, 4.0)):
+        run(tmp_path / str(seed), "impala", "A-v0", seed, last, reached=False, target=None)
+    found, _ = find_runs([tmp_path])
+    ((given,),) = compare(found, [], 8.0).values()
+    assert (given.aimed, given.reached, given.missed) == (2, 1, [4.0]), "the second ended after 4 seconds without it"
+    assert table_rows([given])[0][4] == "1 of 2"
+    ((none,),) = compare(found, [], None).values()
+    assert (none.aimed, none.reached, none.missed) == (0, 0, [])
 
 
 def test_the_command_tells_and_draws_it(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

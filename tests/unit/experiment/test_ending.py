@@ -134,6 +134,15 @@ def test_loops_that_work_are_given_time_for_their_present_step() -> None:
     assert run.passed >= 0.9 * ending.LOOPS
 
 
+def test_a_loop_that_works_is_given_its_time_also_beside_one_that_waits() -> None:
+    working, waiting = Node(doing=lambda: ("environment", 7)), Node(doing=lambda: ("waiting for data", 7))
+    run = FakeRun(waiting=("actor", "learner"), actor=working, learner=waiting)
+    end, _ = ending_of(run, "actor", "learner")
+    end.finish()
+    assert run.passed >= 0.9 * ending.LOOPS
+    assert end.silent == []
+
+
 def test_a_run_whose_nodes_hang_or_are_gone_ends_in_a_few_seconds_all_the_same() -> None:
     run = FakeRun(
         actor=Node(hangs=True), evaluator=Node(hangs=True), weights=Node(hangs=True), metrics=Node(hangs=True)

@@ -49,6 +49,11 @@ def test_a_given_stop_is_left_alone(given: RunOptions) -> None:
     assert given.with_threshold(475.0) == given
 
 
+def test_a_return_of_zero_is_a_stop_as_any_other() -> None:
+    assert RunOptions(stop_return=0.0).with_threshold(475.0).stop_return == 0.0
+    assert RunOptions(stop_return=0.0).stop_line() == "stops at return 0"
+
+
 def test_the_stop_line_names_every_rule() -> None:
     assert RunOptions(stop_return=475.0, stop_seconds=60).stop_line() == "stops at return 475 or seconds 60"
     assert RunOptions(stop_steps=2_000_000).stop_line() == "stops at steps 2,000,000"

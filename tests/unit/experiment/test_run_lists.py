@@ -92,6 +92,14 @@ def test_runs_are_found_in_folders_of_folders_and_what_is_damaged_is_told(tmp_pa
         chosen(found, "state=runing")
 
 
+def test_a_truth_is_named_by_its_word_and_is_no_number(tmp_path: Path) -> None:
+    for name, synchronous in (("yes", True), ("no", False)):
+        saved_run(tmp_path / name, "a3c", synchronous=synchronous)
+    found, _ = find_runs([tmp_path])
+    names = {word: [run.path.name for run in chosen(found, f"synchronous={word}")] for word in ("true", "false", "1")}
+    assert names == {"true": ["yes"], "false": ["no"], "1": []}
+
+
 def test_differences_of_config_options_and_result(tmp_path: Path) -> None:
     one = ended(saved_run(tmp_path / "one", gamma=0.9))
     two = ended(saved_run(tmp_path / "two", gamma=0.8, seed=3), eval_return=7.0)

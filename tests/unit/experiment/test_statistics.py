@@ -21,6 +21,11 @@ def test_the_interval_of_two_values_is_known() -> None:
     assert interval([3.0]) == (3.0, 3.0)
 
 
+def test_an_interval_leaves_out_one_draw_in_forty_at_each_end() -> None:
+    """One draw in 27 has the lowest of three values three times: more than 2.5 %, and less than 5 %."""
+    assert interval([0.0, 1.0, 2.0]) == (0.0, 2.0)
+
+
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     source = np.random.default_rng(1)
     hits = sum(low <= 0.0 <= high for low, high in (interval(source.normal(size=20)) for _ in range(40)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any
 
 import pytest
@@ -90,6 +91,36 @@ def test_a_line_has_the_few_measures_that_say_most_and_how_far_the_run_is() -> N
     assert key_measures(VALUES["ppo"]) == ["loss 0.227", "entropy 0.61", "KL 0.0123"]
     assert key_measures(VALUES["td3"]) == ["critic loss 3.2", "Q -1,543 to 9.8"]
     assert "25% of 5,000,000 steps, 3:00 left" in view.line(progress_of("ppo"))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdout", "quiet", "json", "chosen"),
+    [
+        (Terminal, False, False, view.Live),
+        (Terminal, False, True, view.Lines),
+        (Terminal, True, False, view.Quiet),
+        (Terminal, True, True, view.Quiet),
+        (io.StringIO, False, False, view.Lines),
+        (io.StringIO, False, True, view.Lines),
+    ],
+)
+def test_the_view_is_live_in_a_terminal_unless_stdout_is_kept_for_the_result(
+    monkeypatch: pytest.MonkeyPatch, stdout: type[io.StringIO], quiet: bool, json: bool, chosen: type
+) -> None:
+    out, err = stdout(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    display = view.choose(quiet, json)
+    assert type(display) is chosen
+    display.note("a node was lost")
+    assert (out.getvalue(), err.getvalue()) == (
+        ("a node was lost\n", "") if chosen is view.Live else ("", "a node was lost\n")
+    )
 
 
 def test_items_are_packed_without_splitting_any() -> None:

@@ -285,6 +285,16 @@ def test_keys_that_are_not_whole_numbers_are_refused(replay: Replay, shift: floa
     assert replay.update_priorities("table", [], []) == 0
 
 
+def test_an_item_whose_key_is_named_twice_is_deleted_once(replay: Replay) -> None:
+    whole = replay.info()["table"]["size"]
+    for deleted, service in enumerate((replay, ShardedReplay([replay])), 1):
+        key = int(replay.sample("table", 1).keys[0])
+        assert service.delete("table", np.array([key, key, key])) == 1
+        info = replay.info()["table"]
+        assert (info["size"], info["deletes"]) == (whole - deleted, deleted)
+        audit(replay)
+
+
 @pytest.mark.parametrize("value", [NAN, INF, -INF, HUGE, -1, 1.5, True, "3", None, 2**40])
 def test_numbers_that_are_none_are_refused_wherever_they_are_given(value: object) -> None:
     number: object = value

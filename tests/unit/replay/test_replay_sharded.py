@@ -121,6 +121,16 @@ def test_a_dead_shard_costs_only_its_items() -> None:
     assert replay.info()["table"]["size"] == 85, "its writers go on with another one"
 
 
+def test_the_items_of_a_dead_shard_are_lost_once_however_often_it_is_asked_again() -> None:
+    shards, _, _ = make(2)
+    replay = ShardedReplay(shards, retry_seconds=0.0)
+    replay.sample("table", 8)
+    shards[0].service = None
+    calls = shards[0].calls
+    assert [replay.info()["table"]["lost_items"] for _ in range(3)] == [40, 40, 40]
+    assert shards[0].calls == calls + 3
+
+
 def test_a_shard_that_dies_in_the_middle_of_a_batch_is_made_up_for() -> None:
     shards, replay, _ = make(3)
     real = shards[1].service

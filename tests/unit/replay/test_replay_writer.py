@@ -118,6 +118,21 @@ def test_rows_lost_with_a_service_cost_only_the_items_that_need_them() -> None:
     audit(second)
 
 
+def test_a_service_has_the_newest_of_a_writer_only_where_all_of_it_is_there() -> None:
+    table = Table.queue("table", 100)
+    first, second = Replay([table]), Replay([table])
+    writer = Writer(first, {"table": Single(4)})
+    writer.append(rows(0, 10))
+    assert first.has_newest(writer.name, writer.life)
+    assert not first.has_newest(writer.name, "another life")
+    assert not second.has_newest(writer.name, writer.life)
+    writer._replay = second  # restarted, without what it held
+    writer.append(rows(10, 10))
+    assert not second.has_newest(writer.name, writer.life), "the first items begin in rows that were lost"
+    writer.append(rows(20, 10))
+    assert second.has_newest(writer.name, writer.life)
+
+
 def test_a_new_life_of_a_writer_drops_what_was_kept_for_the_old_one() -> None:
     replay = Replay([Table("table", 4)], chunk_length=8)
     for _ in range(50):

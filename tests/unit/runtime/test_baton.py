@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from shoal.runtime.baton import Baton
@@ -29,3 +31,19 @@ def test_who_waits_for_no_time_at_all_keeps_its_turn() -> None:
         assert (ran, baton.now) == ([], 0.0)
         assert baton.wait_for(lambda: bool(ran), 1.0, "the other")
     baton.stop()
+
+
+def test_turns_go_by_place_whenever_a_thread_was_started() -> None:
+    baton, ran = Baton(), list[tuple[int, ...]]()
+
+    def twice(place: tuple[int, ...]) -> None:
+        for _ in range(2):
+            ran.append(place)
+            baton.yield_turn()
+
+    for place in [(2,), (0,), (1,), (0, 2)]:  # the last one is a lane, from the first node to the third
+        baton.spawn(str(place), place, functools.partial(twice, place))
+    with baton.driving():
+        assert baton.wait_for(lambda: len(ran) == 8, 1.0, "the others")
+    baton.stop()
+    assert ran == [(0,), (0, 2), (1,), (2,)] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -68,6 +69,25 @@ def test_one_thread_sends_while_another_one_waits(listener: Listener) -> None:
         thread.join(60.0)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_encrypted_answer_that_came_together_with_another_one_is_ready() -> None:
+    """Nothing is left in the socket by then, and nothing is decrypted yet."""
+    callers, callees = socket.socketpair()
+    caller = SecureConnection(callers, AUTHORITY.identity().context(serving=False), serving=False)
+    callee = SecureConnection(callees, AUTHORITY.identity().context(serving=True), serving=True)
+    serving = threading.Thread(target=lambda: list(callee.handshake()), daemon=True)
+    serving.start()
+    list(caller.handshake())
+    serving.join(10.0)
+    with contextlib.closing(caller), contextlib.closing(callee):
+        assert not caller.ready()
+        for word in ("one", "two"):
+            callee.send(word)
+        found = []
+        while caller.ready():
+            found.append(caller.receive()[0])
+        assert found == ["one", "two"]
 
 
 def test_calls_to_where_nobody_listens_raise(listener: Listener) -> None:

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from shoal.program import Context, Node, Program
+from shoal.program import Context, Handle, Node, Program
+from shoal.runtime.local import rpc
+from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.local.transport import Connection, pair
+from shoal.runtime.processes import ProcessRun
 from shoal.runtime.supervise import FIRST_BACKOFF, Hang, Loss, RunFailed, Supervisor
 from shoal.runtime.supervised import SETTLING, STARTING, Beat, Event, Finished, Lost, Supervision
 
@@ -422,3 +426,48 @@ def test_a_node_has_lived_since_it_was_started_and_not_since_it_was_lost() -> No
     waits = [begun - lost for begun, lost in zip(later, (100.0, later[0] + 1.0, later[1] + 1.0))]
     assert waits == pytest.approx([FIRST_BACKOFF, 2 * FIRST_BACKOFF, 4 * FIRST_BACKOFF])
     assert first == 0.0
+
+
+class Hasty(Connection):
+    def receive(self) -> tuple[Any, list[int]]:
+        assert self.ready(), "whoever reads here waits for ever"
+        return super().receive()
+
+
+class Answering(ProcessRun):
+    """A run whose node answers only while the driver supervises it."""
+
+    beats = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(Program(), None, 0)
+        self.nodes_ends: list[Connection] = []
+
+    def make_lanes(self, name: str) -> tuple[LocalLane, LocalLane]:
+        ends = [pair(), pair()]
+        self.nodes_ends += [Connection(there) for _, there in ends]
+        calls, futures = (LocalLane(name, Hasty(here)) for here, _ in ends)
+        return calls, futures
+
+    def hear(self, timeout: float) -> list[Event]:
+        for end in self.nodes_ends:
+            if end.ready():
+                end.send((True, end.receive()[0][0]))
+        return []
+
+    def start(self, node: Node, context: Context) -> None: ...
+
+    def kill(self, name: str) -> None: ...
+
+    def close(self) -> None:
+        self.close_lanes()
+        for end in self.nodes_ends:
+            end.close()
+
+
+def test_the_driver_supervises_while_it_waits_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "LOOK_AROUND", 0.0)
+    with Answering() as run:
+        client = run.client(Handle("node"))
+        assert client.call() == "call"
+        assert client.future.later().result() == "later"
