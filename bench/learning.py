@@ -57,7 +57,7 @@ TASKS = {
     "ppo-learners": Task("ppo", "CartPole-v1", 475, 60, 4, 5, "--learners 2"),
     "ppo-lunarlander": Task("ppo", "LunarLander-v3", 200, 300, 4, 5),
     "ppo-pendulum": Task("ppo", "Pendulum-v1", -250, 180, 4, 5),
-    "ppo-halfcheetah": Task("ppo", "HalfCheetah-v5", 2000, 600, 2, 3),
+    "ppo-halfcheetah": Task("ppo", "HalfCheetah-v5", 3000, 600, 2, 3),
     "ppo-hidden": Task("ppo", HIDDEN, 400, 300, 4, 5, "--lstm 64"),
     "appo-cartpole": Task("appo", "CartPole-v1", 475, 60, 9, 10, median=15),
     "apex_dqn-cartpole": Task("apex_dqn", "CartPole-v1", 475, 120, 9, 10, median=40),
