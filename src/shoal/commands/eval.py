@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.commands.common import OK, fit, one_run, parse, print_json
+from shoal.commands.common import OK, fit, one_run, parse, print_json, warn
 from shoal.config import Episodes, NamedValues, Seed
 
 
@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
     from shoal.playing import evaluate
 
     given = {name: getattr(options, name) for name in ("episodes", "env", "env_options", "seed", "network", "core")}
-    found = evaluate(source, **given)
+    found = evaluate(source, **given, tell=warn)
     if options.json:
         print_json(dataclasses.asdict(found))
     else:

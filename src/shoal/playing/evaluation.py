@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,8 @@ from shoal.factories import name_of
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.evaluator import evaluate as play
 from shoal.playing.policy import TrainedPolicy, load
+
+PATIENCE = 20.0  # seconds after which it is said that episodes are still played
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,12 @@ def evaluate(
     seed: int | None = None,
     network: Any = None,
     core: Any = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Evaluation:
     """Greedy, fresh episodes of a policy or a run; the seed is drawn anew when none is given.
 
     Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function.
-    `env_options` take the place of those that the environment had.
+    `env_options` take the place of those that the environment had. `tell` hears of it where it takes long.
     """
     validate(_Asked(episodes, seed))
     if not isinstance(source, TrainedPolicy):
@@ -64,7 +69,7 @@ def evaluate(
     cfg = environment_config(policy, env, env_options)
     made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed)
     try:
-        returns = play(made, policy.greedy, episodes)
+        returns = play(made, policy.greedy, episodes, _never_giving_up(tell, made.count))
     except envs.EnvFault as fault:
         raise UserError(str(fault)) from fault
     finally:
@@ -81,6 +86,21 @@ def evaluate(
         highest=float(np.max(returns)),
         returns=tuple(returns),
     )
+
+
+def _never_giving_up(tell: Callable[[str], None], environments: int) -> Callable[[], bool]:
+    """What is asked before every step: now and then it says how many there were."""
+    steps, due = 0, time.monotonic() + PATIENCE
+
+    def asked() -> bool:
+        nonlocal steps, due
+        if time.monotonic() >= due:
+            tell(f"still playing: {steps:,} steps in each of {environments} environments so far (Ctrl-C ends it)")
+            due = time.monotonic() + PATIENCE
+        steps += 1
+        return False
+
+    return asked
 
 
 def environment_config(

@@ -336,6 +336,17 @@ def test_an_evaluation_plays_as_the_runs_evaluator_did_and_closes_its_environmen
     assert closed[-1] == 4  # after those in which it was tried
 
 
+def test_an_evaluation_that_takes_long_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, told = saved_run(tmp_path / "run", eval_limit=3), []
+    shoal.evaluate(run, episodes=4, seed=0, tell=told.append)
+    assert told == []
+    monkeypatch.setattr("shoal.playing.evaluation.PATIENCE", 0.0)
+    shoal.evaluate(run, episodes=4, seed=0, tell=told.append)
+    assert told == [
+        f"still playing: {steps} steps in each of 4 environments so far (Ctrl-C ends it)" for steps in range(3)
+    ]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_observations_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
     policy = shoal.load(saved_run(tmp_path / "run"))
@@ -350,14 +361,17 @@ def test_the_command_evaluates_as_was_typed(
 ) -> None:
     asked: list[Any] = []
 
-    def evaluate(source: str, **given: Any) -> Evaluation:
+    def evaluate(source: str, tell: Any, **given: Any) -> Evaluation:
         asked.append((source, given))
+        tell("still playing")
         return Evaluation("runs/A", "ppo", "CartPole-v1", 3, 2, 15.0, 5.0, 10.0, 20.0, (10.0, 20.0))
 
     monkeypatch.setattr("shoal.playing.evaluate", evaluate)
     typed = ["--episodes", "2", "--seed", "3", "--env", "CartPole-v1", "--env-option", "length=7"]
     assert main(["eval", "runs/A:best", *typed, "--network", "nets:Net", "--core", "nets:Core", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    written = capsys.readouterr()
+    assert written.err == "shoal: still playing\n"
+    found = json.loads(written.out)
     assert (found["eval_return"], found["spread"], found["lowest"], found["highest"]) == (15.0, 5.0, 10.0, 20.0)
     assert main(["eval", "runs/A"]) == 0
     nothing = dict.fromkeys(("env", "env_options", "seed", "network", "core"))
