@@ -85,7 +85,7 @@ TASKS = {
     "impala-breakout": Task("impala", "BreakoutNoFrameskip-v4", 30, 4500, 1, 1, "--eval-every 60"),
     "ppo-hopper": Task("ppo", "Hopper-v5", 1500, 600, 2, 3),
     "ppo-walker2d": Task("ppo", "Walker2d-v5", 1500, 600, 2, 3),
-    "ppo-lunarlander-continuous": Task("ppo", *CONTINUOUS),
+    "ppo-lunarlander-continuous": Task("ppo", *CONTINUOUS[:-1], f"{CONTINUOUS[-1]} --gamma 0.999 --lambda 0.98"),
     "d4pg-lunarlander-continuous": Task("d4pg", *CONTINUOUS),
     "apex_dpg-lunarlander-continuous": Task("apex_dpg", *CONTINUOUS),
     "r2d2-central": Task("r2d2", HIDDEN, 400, 360, 2, 3, "--inference central"),
