@@ -3,7 +3,10 @@
     python -m bench.computing [--seconds 8] [--rounds 3]
 
 In turns: the environment alone in a loop of Python, and an actor of IMPALA with eight of them (`--vectorizer sync`),
-while learner and services have the other core. What is missing is what acting, recording and sending cost.
+while learner and services have the other core. What is missing is what acting, recording and sending cost, and what
+two cores that are one core's threads, or a machine that is shared with others, take from each other. To tell these
+apart, the environments in the actor note how long their own steps took: the share that is left when the machine is as
+it is.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +27,24 @@ WORK = 28_000  # additions, about a millisecond
 
 
 class Computing(Sleeping):
-    """Every step adds numbers in Python, always as many; episodes of 100 steps."""
+    """Every step adds numbers in Python, always as many; episodes of 100 steps, each a line in `ledger` with the
+    seconds that its steps took."""
 
-    def __init__(self, additions: int = WORK) -> None:
+    def __init__(self, additions: int = WORK, ledger: str = "") -> None:
         super().__init__(0.0)
-        self._additions = additions
+        self._additions, self._ledger, self._taken = additions, ledger, 0.0
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        total = 0
+        begin, total = time.perf_counter(), 0
         for number in range(self._additions):
             total += number
-        return super().step(action)
+        outcome = super().step(action)
+        self._taken += time.perf_counter() - begin
+        if outcome[3] and self._ledger:
+            with open(self._ledger, "a") as file:
+                print(self._taken, file=file)
+            self._taken = 0.0
+        return outcome
 
 
 def alone(seconds: float) -> float:
@@ -48,10 +60,15 @@ def alone(seconds: float) -> float:
     return steps / (time.perf_counter() - begin)
 
 
-def acting(seconds: float) -> float:
-    task = ["--env", "bench.computing:Computing", "--actors", 1, *OPTIONS.split(), "--envs-per-actor", 8]
-    command = [sys.executable, "-m", "shoal", "bench", "throughput", "impala", *task, "--seconds", seconds]
-    return float(last_line(*command)["env_steps_per_second"])
+def acting(seconds: float) -> tuple[float, float]:
+    """Steps per second of an actor, and of its environments while they were stepping."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Path(folder) / "ledger"
+        task = ["--env", "bench.computing:Computing", "--env-option", f"ledger={ledger}", "--actors", 1]
+        command = [sys.executable, "-m", "shoal", "bench", "throughput", "impala", *task, *OPTIONS.split()]
+        rate = float(last_line(*command, "--envs-per-actor", 8, "--seconds", seconds)["env_steps_per_second"])
+        episodes = [float(line) for line in ledger.read_text().split()]
+    return rate, 100 / statistics.mean(episodes)
 
 
 def main() -> None:
@@ -59,10 +76,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each turn, after the warm-up")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    pairs = [(alone(options.seconds), acting(options.seconds)) for _ in range(options.rounds)]
-    for bare, rate in pairs:
-        print(f"alone {bare:,.0f} steps/s, as an actor {rate:,.0f}: {rate / bare:.1%}")
-    print(f"median {statistics.median(rate / bare for bare, rate in pairs):.1%}")
+    rounds = [(alone(options.seconds), *acting(options.seconds)) for _ in range(options.rounds)]
+    for bare, rate, inside in rounds:
+        shares = f"{rate / bare:.1%} of it, {rate / inside:.1%} of {inside:,.0f}, which its environments had meanwhile"
+        print(f"alone {bare:,.0f} steps/s; as an actor {rate:,.0f}: {shares}")
+    for name, share in (("alone", 0), ("meanwhile", 2)):
+        print(f"median, of {name}: {statistics.median(turn[1] / turn[share] for turn in rounds):.1%}")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ TASKS = {
     "impala-catch-memory": Task("impala", MEMORY, 0.9, 600, 2, 3, "--lstm 128"),
     "impala-pong": Task("impala", "PongNoFrameskip-v4", 18, 4500, 1, 1, "--eval-every 60"),
     "impala-breakout": Task("impala", "BreakoutNoFrameskip-v4", 30, 4500, 1, 1, "--eval-every 60"),
+    "apex_dqn-pong": Task("apex_dqn", "PongNoFrameskip-v4", -10, 4500, 1, 1, "--eval-every 240"),
     "ppo-hopper": Task("ppo", "Hopper-v5", 1500, 600, 2, 3),
     "ppo-walker2d": Task("ppo", "Walker2d-v5", 1500, 600, 2, 3),
     "ppo-lunarlander-continuous": Task("ppo", *CONTINUOUS[:-1], f"{CONTINUOUS[-1]} --gamma 0.999 --lambda 0.98"),

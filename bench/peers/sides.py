@@ -84,6 +84,7 @@ def sides(task: str) -> list[Side]:
     theirs = ["--wrappers", "gymnasium"] if atari else []
     shoal_ppo = {
         "2 actors, learner with 2 threads": actors(2, some["ppo"], 2),
+        "2 actors, 2 learners": actors(2, some["ppo"], 1, "--learners", 2),
         "2 actors, learner with 1 thread": actors(2, some["ppo"], 1),
         "1 actor, learner with 2 threads": actors(1, some["ppo"], 2, *stepping),
     }

@@ -44,13 +44,18 @@ class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, Rewards, Centr
     """rmsprop: centred, as in the paper."""
 
 
+ATARI: dict[str, Any] = {"envs_per_actor": 16, "reward_clip": 1.0, "hidden": ()}
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "n": 10, "target_every": 50, "samples_per_insert": 1.25},
     "pixels": PIXELS
     | {"batch": 64, "capacity": 50_000, "samples_per_insert": 4.0, "target_every": 100, "learning_rate": 5e-4},
-    # The paper's figures; where it has 360 actors of one environment each, the ladder runs over all environments.
-    "atari": {"envs_per_actor": 16, "rows": 25, "reward_clip": 1.0, "hidden": (), "stream": 512}
-    | {"capacity": 2_000_000, "learning_starts": 50_000, "target_every": 2_500}
+    # Many small updates, for two cores and an hour.
+    "atari": ATARI
+    | {"stream": 256, "batch": 32, "rows": 8, "samples_per_insert": 4.0, "capacity": 100_000, "learning_starts": 5_000}
+    | {"n": 5, "target_every": 500, "publish_every": 10, "learning_rate": 3e-4, "epsilon": 1e-5, "kappa": 1.0},
+    # Horgan's figures; where it has 360 actors of one environment each, the ladder runs over all environments.
+    "paper": ATARI
+    | {"stream": 512, "rows": 25, "capacity": 2_000_000, "learning_starts": 50_000, "target_every": 2_500}
     | {"optimizer": "rmsprop", "learning_rate": 2.5e-4 / 4, "epsilon": 1.5e-7},
 }
 

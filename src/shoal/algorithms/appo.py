@@ -70,9 +70,9 @@ class APPO(Stateful):
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """One learner step from time-major columns [T+1, B, ...]; row T only bootstraps."""
-        self.target.follow(int(self.steps))
+        copied = self.target.follow(int(self.steps))
         self.steps += 1
-        rows = self.prepare(batch)
+        rows = self.prepare(batch, copied)
         applied = True
         for _ in range(self.cfg.epochs):
             for part in minibatches(rows, self.cfg.minibatches, self.order):
@@ -84,16 +84,18 @@ class APPO(Stateful):
         return metrics | {"grad_norm": report.grad_norm, "learning_rate": self.schedule(), "applied": applied}
 
     @torch.no_grad()
-    def prepare(self, batch: Batch) -> Batch:
-        """Rows to learn from, with advantages, targets, and the log-probabilities of the target policy."""
+    def prepare(self, batch: Batch, copied: bool = False) -> Batch:
+        """Rows to learn from, with advantages, targets, and the log-probabilities of the target policy; `copied`: it is
+        the network's own now, and need not be asked."""
         cfg = self.cfg
         action, behaviour, reward, terminated, valid = (
             batch[name][:-1] for name in ("action", "log_prob", "reward", "terminated", "valid")
         )
         inputs = batch["observation"], batch["state"], batch["first"]
-        _, values, _ = self.network(*inputs)
-        target = self.target.network
-        slow = target.distribution.log_prob(target(*inputs)[0][:-1], action)
+        outputs, values, _ = self.network(*inputs)
+        if not copied:
+            outputs = self.target.network(*inputs)[0]
+        slow = self.network.distribution.log_prob(outputs[:-1], action)
         discounts = torch.where(terminated, 0.0, cfg.gamma)
         targets, advantages = vtrace(
             values=values,

@@ -4,7 +4,8 @@ Each part is measured in a loop of its own at the batch sizes that the run uses:
 number of environments, training on a batch that the program itself has gathered. A step of the run costs the sum of
 their times on some core, so `cores / sum` steps per second is what nothing could exceed that does the same work. All
 else (moving data, sampling, publishing, counting) is left out of the ceiling: it is what a system can be blamed for.
-Training is measured with one thread: those of --learner-threads share this work, and what that costs is left out too.
+Training is measured as one learner with one thread does it: --learner-threads and --learners share that work, and what
+sharing costs is left out of the ceiling too.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def measure_limits(
     if (why := limitless(cfg)) is not None:
         raise UserError(why)
     acting = _acting_batch(cfg)
+    if getattr(cfg, "learners", 1) > 1:
+        cfg = dataclasses.replace(cfg, learners=1)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -87,8 +90,6 @@ def limitless(cfg: Any) -> str | None:
     """Why a config has no ceiling of this kind."""
     if getattr(cfg, "device", "cpu") != "cpu" or cfg.acting_device != "cpu":
         return "The ceiling is that of this machine's cores: leave --device and --acting-device at cpu."
-    if getattr(cfg, "learners", 1) > 1:
-        return "The ceiling is that of one learner, whose batches are not divided: leave out --learners."
     return None
 
 

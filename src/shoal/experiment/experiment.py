@@ -258,7 +258,7 @@ class Experiment:
                 self._take(snapshot, elapsed, run.supervisor, directory, display)
             self._say_why_nothing_is_learned(run, display)
             reason = stop_reason(self.options, progress, finished, interrupts.asked)
-            if progress.elapsed >= next_row:
+            if progress.counts and progress.elapsed >= next_row:
                 next_row = progress.elapsed + ROW_EVERY
                 directory.write_row("progress", progress.row())
             now = progress.seconds if self.options.runtime == "inline" else elapsed

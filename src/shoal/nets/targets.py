@@ -23,10 +23,12 @@ class Target(Generic[Network]):
         self._slow: list[Tensor] = list(self.network.parameters())
         self._buffers = list(zip(self.network.buffers(), network.buffers()))
 
-    def follow(self, updates: int) -> None:
-        """To be called with the number of the network's updates, after each."""
-        if updates % self._every == 0:
+    def follow(self, updates: int) -> bool:
+        """To be called with the number of the network's updates, after each. Whether it was copied just now."""
+        due = updates % self._every == 0
+        if due:
             self.approach(self._rate)
+        return due and self._rate == 1.0
 
     def state_dict(self) -> dict[str, Any]:
         return self.network.state_dict()

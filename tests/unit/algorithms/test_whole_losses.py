@@ -170,6 +170,21 @@ def test_appo() -> None:
     assert float(metrics["kl"]) == pytest.approx(moved / len(losses), rel=1e-3)
 
 
+def test_appo_asks_a_target_policy_that_was_just_copied_no_second_time() -> None:
+    cfg = appo.Config(**POLICY, target_every=2)
+    learner, asked = appo.APPO(cfg, DISCRETE, seed=0), []
+    learner.target.network.register_forward_hook(lambda *_: asked.append(int(learner.steps)))
+    for seed in range(4):
+        batch = tensors(off_policy(appo, cfg, seed=seed), DISCRETE)
+        learner.target.follow(0)
+        asked_too, alone = learner.prepare(batch), learner.prepare(batch, copied=True)
+        for name in ("slow", "target", "advantage"):
+            assert torch.equal(asked_too[name], alone[name])
+        del asked[:]
+        learner.update(batch)
+        assert len(asked) == seed % 2, "learner steps 0 and 2 have copied the network"
+
+
 # ---- n-step transitions
 
 

@@ -85,6 +85,7 @@ def test_people_read_each_part_and_the_ceiling() -> None:
     [
         ("impala", {"unroll": 5, "batch": 4, "queue": 4}, 20),
         ("ppo", {"unroll": 5, "actors": 2, "minibatches": 2}, 40),
+        ("ppo", {"unroll": 5, "actors": 2, "minibatches": 2, "learners": 2}, 40),  # an update of both together
         ("a3c", {"unroll": 5, "actors": 1}, 20),
         ("apex_dqn", {"batch": 16, "learning_starts": 32, "rows": 4}, 16),
     ],
@@ -157,8 +158,9 @@ def test_the_commands_measure_as_was_typed(monkeypatch: pytest.MonkeyPatch, caps
 def test_what_has_no_such_ceiling_is_refused() -> None:
     cfg = config_of("impala")
     assert limitless(cfg) is None
-    assert limitless(dataclasses.replace(cfg, learner_threads=2)) is None  # the same work, in two hands
-    for change in ({"device": "cuda"}, {"acting_device": "cuda"}, {"learners": 2}):
+    for hands in ({"learner_threads": 2}, {"learners": 2}):  # the same work, in two hands
+        assert limitless(dataclasses.replace(cfg, **hands)) is None
+    for change in ({"device": "cuda"}, {"acting_device": "cuda"}):
         other = dataclasses.replace(cfg, **change)
         with pytest.raises(UserError, match="ceiling is that of"):
             measure_limits(registry.load("impala"), other, describe_env(other))
