@@ -9,6 +9,7 @@ environment; what is trained is counted by the optimizer's steps.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     task = TASKS[options.task]
     work = task.synchronous
-    vector: Any = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[options.vector]
+    # Forked, its processes know the games that are registered here.
+    vector: Any = {"dummy": DummyVecEnv, "subproc": partial(SubprocVecEnv, start_method="fork")}[options.vector]
     if options.task == "pong":
         import ale_py  # noqa: F401 (registers the games)
 
