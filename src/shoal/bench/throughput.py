@@ -30,6 +30,7 @@ from shoal.runtime import Supervisor, launch
 WARM_UP = 2.0  # seconds from the first update
 LONGEST_START = 120.0  # seconds until the first update
 TICK = 0.02
+TOGETHER = 0.1  # seconds within which several nodes' reports count as one: learners of a group finish an update together
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,16 @@ class Counter:
     end: tuple[float, float] | None = None
 
     def take(self, now: float, count: float) -> None:
-        if self.end is None or count != self.end[1]:
-            if self.end is not None and self.begin is None:
-                self.begin = (now, count)
-            self.end = (now, count)
+        if self.end is not None and count == self.end[1]:
+            return
+        if self.begin is not None and self.end is not None and now - self.end[0] < TOGETHER:  # more of the same moment
+            if self.begin == self.end:
+                self.begin = (self.begin[0], count)
+            self.end = (self.end[0], count)
+            return
+        if self.end is not None and self.begin is None:
+            self.begin = (now, count)
+        self.end = (now, count)
 
     def rate(self) -> float:
         if self.begin is None or self.end is None or self.end[0] <= self.begin[0]:

@@ -19,7 +19,7 @@ from shoal.bench.limits import (
     report,
     updates_per_step,
 )
-from shoal.bench.throughput import Measurement, reached
+from shoal.bench.throughput import Counter, Measurement, reached
 from shoal.cli import main
 from shoal.config import apply_preset
 from shoal.errors import UserError
@@ -113,6 +113,28 @@ def test_central_inference_is_measured_with_the_requests_it_puts_together() -> N
 def test_a_server_answers_the_requests_of_the_most_actors_that_any_has(servers: int, most: int, expected: int) -> None:
     central = {"inference": "central", "inference_servers": servers, "inference_batch": most}
     assert _acting_batch(config_of("impala", actors=3, envs_per_actor=4, **central)) == expected
+
+
+def test_a_rate_counts_from_one_change_to_another() -> None:
+    counter = Counter()
+    for now, count in [(0.0, 5), (0.5, 5), (1.0, 100), (1.5, 100), (2.0, 200), (3.0, 300), (3.5, 300)]:
+        counter.take(now, count)
+    assert counter.rate() == 100.0
+
+
+def test_learners_that_report_an_update_one_after_the_other_count_as_one() -> None:
+    counter, seen = Counter(), 0
+    counter.take(0.5, seen)
+    for moment in range(1, 4):  # an update a second, in which two learners train on 50 rows each
+        for delay in (0.0, 0.02):
+            seen += 50
+            counter.take(moment + delay, seen)
+        counter.take(moment + 0.5, seen)
+    assert counter.rate() == 100.0
+    alone = Counter()
+    for now, count in [(0.0, 0), (1.0, 50), (1.02, 100)]:
+        alone.take(now, count)
+    assert alone.rate() == 0.0, "a single update says nothing of a rate"
 
 
 def test_repeats_have_seeds_of_their_own_and_their_medians_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
