@@ -94,9 +94,9 @@ def sides(task: str) -> list[Side]:
             "8 processes step, torch with 2 threads": threads(2, "--vector", "subproc"),
         }
         rllib = {
-            "2 env runners, learner with 2 threads": threads(2, "--runners", 2),
-            "2 env runners with Gymnasium's wrappers, learner with 2 threads": threads(2, "--runners", 2, *theirs),
             "one process with Gymnasium's wrappers, 2 threads": threads(2, "--runners", 0, *theirs),
+            "2 env runners with Gymnasium's wrappers, learner with 2 threads": threads(2, "--runners", 2, *theirs),
+            "2 env runners, learner with 2 threads": threads(2, "--runners", 2),
         }
         rllib_queued = {
             "2 env runners, 1 learner": threads(1, "--runners", 2),
@@ -106,9 +106,9 @@ def sides(task: str) -> list[Side]:
             "2 workers": threads(1, "--workers", 2),
             "2 workers with Gymnasium's wrappers": threads(1, "--workers", 2, *theirs),
         }
-        factory_ppo = factory | {
+        factory_ppo = {
             "one process with Gymnasium's wrappers, 2 threads": threads(2, "--workers", 0, *theirs)
-        }
+        } | factory
     else:
         sb3 = single
         rllib = {
