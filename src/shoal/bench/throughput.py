@@ -30,7 +30,7 @@ from shoal.runtime import Supervisor, launch
 WARM_UP = 2.0  # seconds from the first update
 LONGEST_START = 120.0  # seconds until the first update
 TICK = 0.02
-TOGETHER = 0.1  # seconds within which several nodes' reports count as one: learners of a group finish an update together
+TOGETHER = 0.1  # seconds within which reports count as one: learners of a group finish an update together
 
 
 @dataclass(frozen=True)
