@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "envs_per_actor": 128, "batch": 128, "queue": 128},
     "control": {"normalize_observations": True, "normalize_rewards": True, "shared_torso": False}
     | {"entropy_cost": 0.0, "learning_rate": 3e-4},
-    # Two passes over small batches, for two cores and an hour.
+    # Small updates, as IMPALA's; not yet run to a result.
     "atari": ATARI
     | {"envs_per_actor": 16, "unroll": 20, "batch": 16, "queue": 16, "epochs": 2, "minibatches": 4, "target_every": 1}
     | {"learning_rate": 3e-4},

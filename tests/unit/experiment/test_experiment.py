@@ -175,11 +175,19 @@ class Watched:
 
 def test_a_row_of_metrics_is_written_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     run, directory = Watched(monkeypatch), Rows()
+    run.metrics.report("actor/0", {"env_steps": 3}, {}, {})
     run.stop_at = 3.0
     assert run.watch(made(), directory) == "updates"
     assert ROW_EVERY == 1.0
     assert [kind for kind, _ in directory.rows] == ["progress"] * 4
     assert len(run.ticks) == 13
+
+
+def test_no_row_is_written_before_there_is_something_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, directory = Watched(monkeypatch), Rows()
+    run.stop_at = 3.0
+    run.watch(made(), directory)
+    assert directory.rows == []
 
 
 @pytest.mark.parametrize(("runtime", "expected"), [("local", 0.5), ("inline", 70.0)])
