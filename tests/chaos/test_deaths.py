@@ -26,7 +26,6 @@ from shoal.runtime.local.zygote import Zygote
 from shoal.runtime.supervise import Hang, Loss
 
 VICTIM = Path(__file__).with_name("victim.py")
-RAY = pytest.param("ray", marks=pytest.mark.ray)
 SLOW_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)])
 PATIENCE = {"local": 60.0, "ray": 240.0}  # seconds: Ray starts an interpreter for every node
 
@@ -270,7 +269,7 @@ def files() -> set[Path]:
     return temporary_files()
 
 
-@pytest.fixture(params=["local", RAY])
+@pytest.fixture(params=["local", SLOW_RAY])  # quick on Ray: tests/contract/test_ray_clusters.py
 def victim(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A run of its own, learning, with its own Ray where it needs one."""
     if request.param == "ray":

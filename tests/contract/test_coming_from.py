@@ -16,6 +16,7 @@ import shoal
 
 ROOT = Path(__file__).parents[2]
 ON_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])
+INLINE = pytest.param("inline", marks=pytest.mark.slow)  # the same examples on one thread
 
 
 @pytest.fixture
@@ -29,18 +30,18 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("runtime", ["inline", "local", ON_RAY])
+@pytest.mark.parametrize("runtime", [INLINE, "local", ON_RAY])
 def test_r2d2_remembers_with_the_users_environment_network_and_adder(example: Any, runtime: str) -> None:
     result = example("r2d2_remote_actors").main(runtime, quiet=True)
     assert result.reached, "half of the answers are right without memory, which is a return of 0"
 
 
-@pytest.mark.parametrize("runtime", ["inline", "local", ON_RAY])
+@pytest.mark.parametrize("runtime", [INLINE, "local", ON_RAY])
 def test_a3c_with_the_users_actor_and_critic_learns(example: Any, runtime: str) -> None:
     assert example("a3c_actor_critic").main(runtime) > 60  # random actions last 22 steps
 
 
-@pytest.mark.parametrize("runtime", ["inline", "local", ON_RAY])
+@pytest.mark.parametrize("runtime", [INLINE, "local", ON_RAY])
 def test_own_loops_on_weights_gradients_and_replay_learn(example: Any, runtime: str) -> None:
     assert example("push_pull").main(runtime) > 40  # random actions last 22 steps
 

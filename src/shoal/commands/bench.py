@@ -62,6 +62,7 @@ def _throughput(words: Sequence[str]) -> int:
     page, env, config, typed = configure("bench throughput", name, words, BenchOptions)
     from shoal.bench.limits import limitless, measure_limits
     from shoal.bench.throughput import Measurement, throughput
+    from shoal.experiment.checks import prepare
     from shoal.runtime import RunFailed
 
     bench: BenchOptions = typed.make(BenchOptions)
@@ -78,6 +79,8 @@ def _throughput(words: Sequence[str]) -> int:
 
     # on this machine's cores alone: a GPU or a cluster has no such ceiling
     bounded = bench.limits and bench.runtime == "local" and limitless(config) is None
+    if bounded:
+        prepare(page, config, env, options)  # whatever cannot run is refused before anything is measured
     try:
         limits = measure_limits(page, config, env) if bounded else None
         report = throughput(name, page, config, env, options, bench.seconds, bench.repeat, show, limits)

@@ -177,6 +177,17 @@ def test_the_commands_measure_as_was_typed(monkeypatch: pytest.MonkeyPatch, caps
     assert asked == [(5, "CartPole-v1", 0.25, 7), ("impala", 5, "CartPole-v1", "inline", 7, 1.5, 2, None)]
 
 
+def test_what_cannot_run_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def limits(*_: Any) -> Limits:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("shoal.bench.limits.measure_limits", limits)
+    assert main(["bench", "throughput", "r2d2", "--capacity", str(10**12)]) == 2
+    assert "--capacity" in capsys.readouterr().err
+
+
 def test_what_has_no_such_ceiling_is_refused() -> None:
     cfg = config_of("impala")
     assert limitless(cfg) is None
