@@ -26,6 +26,7 @@ from shoal.runtime.local.zygote import Zygote
 from shoal.runtime.supervise import Hang, Loss
 
 VICTIM = Path(__file__).with_name("victim.py")
+RAY = pytest.param("ray", marks=pytest.mark.ray)
 SLOW_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)])
 PATIENCE = {"local": 60.0, "ray": 240.0}  # seconds: Ray starts an interpreter for every node
 
@@ -269,7 +270,7 @@ def files() -> set[Path]:
     return temporary_files()
 
 
-@pytest.fixture(params=["local", SLOW_RAY])  # quick on Ray: tests/contract/test_ray_clusters.py
+@pytest.fixture(params=["local", RAY])
 def victim(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A run of its own, learning, with its own Ray where it needs one."""
     if request.param == "ray":
@@ -303,6 +304,7 @@ def test_nobody_outlives_a_killed_parent_by_five_seconds(files: set[Path], victi
     assert_gone(processes, files)
 
 
+@pytest.mark.parametrize("victim", ["local", SLOW_RAY], indirect=True)  # SIGTERM on Ray: test_ray_clusters.py
 def test_an_interrupt_from_the_keyboard_ends_all(files: set[Path], victim: subprocess.Popen[str]) -> None:
     processes = family(victim)
     os.killpg(victim.pid, signal.SIGINT)  # as a terminal does, to the whole group
