@@ -6,7 +6,7 @@ Every side has the same environments in the same number, the same network and as
 (bench/peers/tasks.py). Peers are installed from the package index into environments of their own below .bench. First
 each side tries its settings of threads and processes for --trial seconds and keeps its fastest; then all of them train
 for --seconds after a warm-up, round by round in turns. Writes peers.json and peers.png, prints the table for
-docs/benchmarks.md. Takes more than an hour.
+docs/benchmarks.md; of tasks and methods that were not asked for it keeps what the file has. Takes more than an hour.
 
     python -m bench.peers --seconds 3 --rounds 1 --trial 0        does everything run? Its figures say nothing
 """
@@ -81,19 +81,27 @@ class Turns:
 
 
 def results(everybody: list[Turns], options: argparse.Namespace) -> dict[str, Any]:
-    versions = {NAMES[turns.side.peer]: turns.versions for turns in everybody if turns.versions}
-    if any(turns.side.peer == "shoal" for turns in everybody):
-        names = ("torch", "gymnasium", "ale-py", "numpy")
-        ours = {"commit": commit()} | {name: metadata.version(name) for name in names}
-        versions = {NAMES["shoal"]: ours} | versions
-    return {
-        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-        "machine": report.machine(),
-        "versions": versions,
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-        "tasks": {task: [turns.row() for turns in everybody if turns.task == task] for task in options.tasks},
-    }
+    """By task and method: a run of some of them leaves what is known of the others."""
+    found: dict[str, Any] = {}
+    for turns in everybody:
+        part = found.setdefault(turns.task, {}).setdefault(
+            turns.side.method,
+            {
+                "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+                "machine": report.machine(),
+                "versions": {},
+                "rounds": options.rounds,
+                "seconds": options.seconds,
+                "rows": [],
+            },
+        )
+        part["rows"].append(turns.row())
+        if turns.side.peer == "shoal":
+            names = ("torch", "gymnasium", "ale-py", "numpy")
+            part["versions"][NAMES["shoal"]] = {"commit": commit()} | {name: metadata.version(name) for name in names}
+        elif turns.versions:
+            part["versions"][NAMES[turns.side.peer]] = turns.versions
+    return found
 
 
 def commit() -> str:
@@ -122,14 +130,16 @@ def main() -> None:
         if peer != "shoal":
             environment(peer)  # before anything is measured
     options.output.mkdir(parents=True, exist_ok=True)
+    kept = options.output / "peers.json"
+    known = json.loads(kept.read_text()) if kept.exists() else {}
     with adopting():
         for turns in everybody if options.trial else []:
             turns.choose(options.trial)
         for number in range(options.rounds):
             for turns in everybody if number % 2 == 0 else reversed(everybody):
                 turns.take(options.seconds)
-            found = results(everybody, options)
-            (options.output / "peers.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+            found = report.merged(known, results(everybody, options))
+            kept.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     report.draw(found, options.output / "peers.png")
     print(report.heading(found), report.table(found), *report.losses(found), sep="\n\n")
 

@@ -73,10 +73,19 @@ def ratio(found: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
     return float(found["median"] / ours[0])
 
 
+def merged(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What was known, with what was taken now in place of the same method on the same task."""
+    return {task: known.get(task, {}) | new.get(task, {}) for task in TASKS if task in known or task in new}
+
+
+def by_task(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return {task: [row for part in parts.values() for row in part["rows"]] for task, parts in results.items()}
+
+
 def table(results: dict[str, Any]) -> str:
     """The markdown for docs/benchmarks.md, a table for each task."""
     parts = []
-    for task, rows in results["tasks"].items():
+    for task, rows in by_task(results).items():
         lines = [
             f"| {TITLES[task]} | steps/s, median | all rounds | of Shoal's | passes | its share of the cores |",
             "|---|---|---|---|---|---|",
@@ -99,7 +108,7 @@ def table(results: dict[str, Any]) -> str:
 def losses(results: dict[str, Any]) -> list[str]:
     """Where a peer is faster than Shoal with the same method."""
     told = []
-    for task, rows in results["tasks"].items():
+    for task, rows in by_task(results).items():
         for found in rows:
             part = ratio(found, rows)
             if found["peer"] != "shoal" and part is not None and part > 1.0:
@@ -108,14 +117,21 @@ def losses(results: dict[str, Any]) -> list[str]:
 
 
 def heading(results: dict[str, Any]) -> str:
-    """Date, machine and versions in one sentence each."""
-    here, versions = results["machine"], results["versions"]
+    """Date, machine and versions of every part in a line of its own."""
+    return "\n\n".join(
+        f"{TITLES[task]}, {method}: {taken(part)}" for task, parts in results.items() for method, part in parts.items()
+    )
+
+
+def taken(part: dict[str, Any]) -> str:
+    here = part["machine"]
     packages = "; ".join(
-        f"{peer}: {', '.join(f'{name} {number}' for name, number in found.items())}" for peer, found in versions.items()
+        f"{peer}: {', '.join(f'{name} {number}' for name, number in found.items())}"
+        for peer, found in part["versions"].items()
     )
     return (
-        f"Taken on {results['date']} on {here['cores']} cores ({here['processor']}), {here['system']}, Python "
-        f"{here['python']}; medians of {results['rounds']} rounds of {results['seconds']:g} s in turns. {packages}."
+        f"taken on {part['date']} on {here['cores']} cores ({here['processor']}), {here['system']}, Python "
+        f"{here['python']}; medians of {part['rounds']} rounds of {part['seconds']:g} s in turns. {packages}."
     )
 
 
@@ -123,7 +139,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     """A panel for each task, a bar for each side, the fastest of its method above the others."""
     from matplotlib.figure import Figure
 
-    tasks = results["tasks"]
+    tasks = by_task(results)
     heights = [max(2, len(rows)) for rows in tasks.values()]
     figure = Figure(figsize=(9, 1.2 * len(tasks) + 0.33 * sum(heights)), layout="constrained")
     for axes, (task, rows) in zip(

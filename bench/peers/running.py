@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 from bench.peers import ROOT
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # every side is told its own
+SHARED = Path("/dev/shm")
 ADOPTS_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 
 
@@ -44,7 +46,7 @@ def run(command: list[str], limit: float) -> dict[str, Any]:
         tempfile.TemporaryFile("w+") as errors,
         tempfile.TemporaryDirectory(prefix="p", ignore_cleanup_errors=True) as folder,  # Ray's sockets want short names
     ):
-        before = descendants()
+        before, shared = descendants(), shared_tensors()
         surroundings["TMPDIR"] = folder
         process = subprocess.Popen(command, stdout=output, stderr=errors, env=surroundings, cwd=ROOT)
         try:
@@ -54,6 +56,9 @@ def run(command: list[str], limit: float) -> dict[str, Any]:
         finally:
             end_all(but=before)
             process.wait()
+            for left in shared_tensors() - shared:
+                if not psutil.pid_exists(owner(left)):
+                    left.unlink(missing_ok=True)
         output.seek(0)
         errors.seek(0)
         printed, complaints = output.read().strip(), errors.read().strip()
@@ -77,3 +82,14 @@ def end_all(but: set[psutil.Process]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=10)
+
+
+def shared_tensors() -> set[Path]:
+    """Files of torch's tensors in shared memory: who is killed leaves them behind."""
+    return {path for path in SHARED.glob("torch_*") if owner(path)}
+
+
+def owner(path: Path) -> int:
+    """The process that made it, which its name tells: torch_PID_…; 0 if it does not."""
+    number = path.name.split("_")[1]
+    return int(number) if number.isdecimal() else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,22 @@ def entry(peer: str, method: str, *rates: float) -> dict[str, Any]:
     return report.row(who, turns)
 
 
-@pytest.fixture
-def results() -> dict[str, Any]:
-    rows = [entry("shoal", "ppo", 900, 1100, 1000), entry("sb3", "ppo", 500, 450, 9999), entry("rllib", "ppo")]
-    rows += [entry("cleanrl_native", "ppo", 1250, 1240, 1260)]
+def part(*rows: dict[str, Any]) -> dict[str, Any]:
     return {
         "date": "2026-11-17",
         "machine": {"cores": 2, "processor": "a processor", "system": "Linux", "python": "3.11"},
         "versions": {"Shoal": {"torch": "2.13.0"}},
         "rounds": 3,
         "seconds": 30.0,
-        "tasks": {"pong": rows},
+        "rows": list(rows),
     }
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    rows = [entry("shoal", "ppo", 900, 1100, 1000), entry("sb3", "ppo", 500, 450, 9999), entry("rllib", "ppo")]
+    rows += [entry("cleanrl_native", "ppo", 1250, 1240, 1260)]
+    return {"pong": {"ppo": part(*rows)}}
 
 
 def test_the_table_tells_medians_all_rounds_and_the_ratio_to_the_same_method(results: dict[str, Any]) -> None:
@@ -57,13 +62,21 @@ def test_results_are_json_and_a_picture_with_and_without_figures(results: dict[s
     assert "2026-11-17" in report.heading(results)
     assert "2.13.0" in report.heading(results)
     pytest.importorskip("matplotlib")
-    results["tasks"]["cartpole"] = [entry("rllib", "ppo"), entry("shoal", "ppo", 0)]
+    results["cartpole"] = {"ppo": part(entry("rllib", "ppo"), entry("shoal", "ppo", 0))}
     report.draw(results, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 1_000
 
 
+def test_a_run_replaces_its_own_tasks_and_methods_alone(results: dict[str, Any]) -> None:
+    new = {"pong": {"appo": part(entry("shoal", "appo", 5))}, "cartpole": {"ppo": part(entry("shoal", "ppo", 7))}}
+    found = report.merged(results, new)
+    assert found == {"pong": {**results["pong"], **new["pong"]}, "cartpole": new["cartpole"]}
+    assert report.merged(found, {"pong": {"ppo": part()}})["pong"] == {"ppo": part(), **new["pong"]}
+    assert report.table(found).count("| Shoal ") == 3
+
+
 def test_bars_stand_by_method_the_fastest_first(results: dict[str, Any]) -> None:
-    order = [found["peer"] for found in report.ordered([entry("shoal", "appo", 1), *results["tasks"]["pong"]])]
+    order = [found["peer"] for found in report.ordered([entry("shoal", "appo", 1), *results["pong"]["ppo"]["rows"]])]
     assert order == ["shoal", "cleanrl_native", "shoal", "sb3"]
 
 
@@ -125,6 +138,16 @@ def test_what_a_side_leaves_behind_is_ended(tmp_path: Path) -> None:
     with running.adopting():
         assert running.run(command, limit=60) == {}
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
+def test_tensors_in_shared_memory_go_with_the_side_that_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "SHARED", tmp_path)
+    kept = [tmp_path / f"torch_{os.getpid()}_1", tmp_path / "torch_of_somebody", tmp_path / "sem.abc"]
+    make = " ".join(map(str, kept))
+    assert running.run(["sh", "-c", f"touch {tmp_path}/torch_$$_2_3 {make}; echo '{{}}'"], limit=60) == {}
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_side_without_a_result_says_what_it_said_last() -> None:
