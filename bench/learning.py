@@ -84,7 +84,7 @@ TASKS = {
     "impala-pong": Task("impala", "PongNoFrameskip-v4", 18, 4500, 1, 1, "--eval-every 60"),
     "impala-breakout": Task("impala", "BreakoutNoFrameskip-v4", 30, 4500, 1, 1, "--eval-every 60"),
     "apex_dqn-pong": Task("apex_dqn", "PongNoFrameskip-v4", -10, 4500, 1, 1, "--eval-every 240"),
-    "appo-pong": Task("appo", "PongNoFrameskip-v4", 15, 4500, 1, 1, "--eval-every 120"),
+    "appo-pong": Task("appo", "PongNoFrameskip-v4", 15, 4500, 1, 1, "--eval-every 180"),
     "ppo-hopper": Task("ppo", "Hopper-v5", 1500, 600, 2, 3),
     "ppo-walker2d": Task("ppo", "Walker2d-v5", 1500, 600, 2, 3),
     "ppo-lunarlander-continuous": Task("ppo", *CONTINUOUS[:-1], f"{CONTINUOUS[-1]} --gamma 0.999 --lambda 0.98"),

@@ -108,7 +108,7 @@ def config(**defaults: Any) -> Callable[[type[C]], type[C]]:
         def remember(self: Any, **values: Any) -> None:
             for name in values.keys() - fields.keys():
                 raise UserError(f"{made.__module__}.{made.__qualname__} has no {name!r}.{did_you_mean(name, fields)}")
-            values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+            values = {name: plain(value) for name, value in values.items()}
             init(self, **(defaults | values))
             names = set(values)
             if names == set(fields):  # dataclasses.replace gives all of them: count those that are not the defaults
@@ -120,6 +120,13 @@ def config(**defaults: Any) -> Callable[[type[C]], type[C]]:
         return typing.cast(type[C], made)
 
     return make
+
+
+def plain(value: Any) -> Any:
+    """What a field holds: tuples where lists or arrays were given, Python's numbers where numpy's were."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def given(config: Any) -> frozenset[str]:
@@ -158,8 +165,16 @@ def preset_line(config: Any, presets: Mapping[str, Mapping[str, Any]], kind: str
 
 def validate(config: Any) -> None:
     """One sentence that names the option for the first value that cannot be right."""
+    validate_fields(config)
+    _check_sizes(config)
+
+
+def validate_fields(config: Any, but: Iterable[str] = ()) -> None:
+    """Each by itself: what can be judged before a preset has set others."""
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
+        if field.name in but:
+            continue
         value, hint = getattr(config, field.name), hints[field.name]
         shown = f"{option(field.name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
         if (wanted := _wanted(hint, value)) is not None:
@@ -176,7 +191,6 @@ def validate(config: Any) -> None:
             raise UserError(f"{shown} is too large: give at most {LARGEST}.")
         if (choices := _choices(hint)) and value not in choices:
             raise UserError(unknown(option(field.name), value, choices))
-    _check_sizes(config)
 
 
 def _limits(hint: Any) -> Iterable[Limit]:
@@ -240,8 +254,7 @@ def _check_sizes(config: Any) -> None:
 def from_record(cls: type[C], values: Mapping[str, Any]) -> C:
     """A config out of what JSON has made of it: fields this version does not know are left out, lists are tuples."""
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return cls(**{name: value for name, value in known.items() if name in names})
+    return cls(**{name: plain(value) for name, value in values.items() if name in names})
 
 
 def option(name: str) -> str:

@@ -110,7 +110,7 @@ def _seconds_each(call: Callable[[], Any], seconds: float) -> float:
     """Of one call, from as many as fit; the first, which allocates and compiles, is not counted."""
     call()
     calls, begin = 0, time.perf_counter()
-    while (passed := time.perf_counter() - begin) < seconds:
+    while (passed := time.perf_counter() - begin) < seconds or not calls:
         call()
         calls += 1
     return passed / calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.commands.algorithm import configure, take_algorithm, warm
 from shoal.commands.common import ERROR, OK, USAGE, parse, print_json
@@ -17,6 +18,9 @@ from shoal.experiment.command_options import (
     ReplayBenchOptions,
 )
 from shoal.experiment.options import RunOptions
+
+if TYPE_CHECKING:
+    from shoal.runtime import RunFailed
 
 OPTIONS = {
     "throughput": BenchOptions,
@@ -85,8 +89,7 @@ def _throughput(words: Sequence[str]) -> int:
         limits = measure_limits(page, config, env) if bounded else None
         report = throughput(name, page, config, env, options, bench.seconds, bench.repeat, show, limits)
     except RunFailed as failure:
-        print(f"{failure.traceback or ''}shoal: {failure}", file=sys.stderr)
-        return ERROR
+        return _failed(failure)
     if bench.json:
         print_json(report)
     else:
@@ -103,6 +106,11 @@ def _throughput(words: Sequence[str]) -> int:
     return OK
 
 
+def _failed(failure: RunFailed) -> int:
+    print(f"{failure.traceback or ''}shoal: {failure}", file=sys.stderr)
+    return ERROR
+
+
 def _limits(words: Sequence[str]) -> int:
     name, words = take_algorithm("bench limits", words)
     page, env, config, typed = configure("bench limits", name, words, LimitsOptions)
@@ -110,9 +118,13 @@ def _limits(words: Sequence[str]) -> int:
     validate(options)
     from shoal.bench.limits import lines, measure_limits, report
     from shoal.experiment.checks import prepare
+    from shoal.runtime import RunFailed
 
     prepare(page, config, env, RunOptions(seed=options.seed))
-    limits = measure_limits(page, config, env, options.part_seconds, options.seed)
+    try:
+        limits = measure_limits(page, config, env, options.part_seconds, options.seed)
+    except RunFailed as failure:
+        return _failed(failure)
     if options.json:
         print_json({"bench": "limits", "algorithm": name, "env": env.name, **report(limits, config)})
     else:

@@ -14,7 +14,7 @@ always given it would wait until the game is cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,13 @@ class Protocol:
         return spaces.Box(0, 255, shape, np.uint8)
 
 
+_KINDS: dict[str, tuple[Any, str]] = {  # by how a field's type is written
+    "bool": (bool, "True or False"),
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+}
+
+
 def is_atari(registered: object) -> bool:
     return isinstance(registered, registration.EnvSpec) and registered.entry_point == _GAMES
 
@@ -71,9 +78,14 @@ def protocol_of(registered: registration.EnvSpec, options: dict[str, Any], limit
         )
     sticky = registered.kwargs.get("repeat_action_probability", 0.0)
     found = Protocol(**{"repeat_action_probability": sticky} | options)
+    for field in fields(Protocol):
+        value = getattr(found, field.name)
+        kind, wanted = _KINDS.get(str(field.type), (object, ""))
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool and kind is not object):
+            raise UserError(f"{registered.id}: the option {field.name}={value!r} is no such value; give {wanted}.")
     for name in ("frameskip", "img_height", "img_width", "stack_num", "max_num_frames_per_episode", "num_threads"):
         value = getattr(found, name)
-        if not isinstance(value, int) or value < 1:
+        if value < 1:
             raise UserError(f"{registered.id}: the option {name}={value!r} is no such value; give 1 or more.")
     if found.noop_max < 0 or not 0.0 <= found.repeat_action_probability <= 1.0:
         raise UserError(f"{registered.id}: noop_max is 0 or more, and repeat_action_probability from 0 to 1.")

@@ -235,6 +235,8 @@ def _vector_of_factory(
         options = {counted: count} | options
     check_options(name, factory, options)
     _check_call(name, factory, {**options, **({"seed": seed} if "seed" in parameters else {})})
+    if counted is None and vectorizer == "async":  # each is made in its own process, and none here
+        return _one_by_one([partial(_make_own, one, number, name) for number in range(count)], name, "async", limit)
     first = one(0)
     if isinstance(first, VectorEnv):
         return _checked_vector(name, first, count)
@@ -244,10 +246,16 @@ def _vector_of_factory(
         raise UserError(f"{name} makes single environments; leave the vectorizer at 'auto' or choose 'sync'.")
     made = [first]  # the one that was made to see what the factory returns is the first of the vector
 
-    def make_one(number: int) -> gymnasium.Env[Any, Any]:
-        return _as_gymnasium(made.pop() if made and number == 0 else one(number), name)
+    def make_again(number: int) -> Any:
+        return made.pop() if made and number == 0 else one(number)
 
-    return _one_by_one([partial(make_one, number) for number in range(count)], name, vectorizer, limit)
+    return _one_by_one(
+        [partial(_make_own, make_again, number, name) for number in range(count)], name, vectorizer, limit
+    )
+
+
+def _make_own(make_one: Callable[[int], Any], number: int, name: str) -> gymnasium.Env[Any, Any]:
+    return _as_gymnasium(make_one(number), name)
 
 
 def _checked_vector(name: str, vector: Any, count: int) -> VectorEnvLike:

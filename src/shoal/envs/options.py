@@ -11,6 +11,11 @@ from shoal.envs.names import did_you_mean
 from shoal.errors import UserError
 
 OF_GYMNASIUM = ("max_episode_steps", "render_mode", "disable_env_checker")  # what gymnasium.make takes itself
+OURS = {  # what gymnasium.make and make_vec are given by us
+    "id": "name the environment with --env",
+    "num_envs": "give --envs-per-actor",
+    "vectorization_mode": "give --vectorizer",
+}
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -31,6 +36,8 @@ def check_options(name: str, maker: Callable[..., Any], options: Mapping[str, An
     taken = [key for key, parameter in parameters.items() if parameter.kind in _NAMED]
     open_ended = not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for key, value in options.items():
+        if key in OURS and beside:
+            raise UserError(f"{name}: the option {key!r} is not yours to give: {OURS[key]}.")
         if key == "max_episode_steps" and key in beside and not _is_count(value):
             raise UserError(f"{name}: the option {key}={value!r} is no such value; give a whole number from 1 up.")
         if key in taken:

@@ -234,7 +234,7 @@ def _named_value(words: str) -> dict[str, Any]:
         raise ValueError
     try:
         return {key: ast.literal_eval({"true": "True", "false": "False"}.get(value, value))}
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return {key: value}
 
 

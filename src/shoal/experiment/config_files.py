@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -122,6 +123,8 @@ def _typed(key: str, value: Any) -> list[str]:
     """An option's words. A value stands behind "=", so that one that begins with a hyphen is a value too."""
     if isinstance(value, bool):
         return [option(key) if value else option(f"no_{key}")]
+    if _are_typed(value):
+        return [f"{option(key)}={words}" for words in value]
     if isinstance(value, list):
         return [option(key), *(str(_plain(part)) for part in value)]
     if isinstance(value, Mapping):
@@ -140,6 +143,8 @@ def _misfit(found: Option, value: Any) -> str | None:
         return None if fits else "a list of whole numbers, such as [64, 64]"
     if isinstance(found.kind, tuple):
         return None if isinstance(value, str) else f"one of {', '.join(map(written, found.kind))}"
+    if found.kind is dict and _are_typed(value):
+        return None
     wanted = {bool: "true or false", int: "a whole number", float: "a number", dict: TABLE}
     return None if _is(found.kind, value) else wanted.get(found.kind, "a name in quotes")
 
@@ -149,6 +154,11 @@ def _is(kind: Any, value: Any) -> bool:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and (kind is float or isinstance(value, int) or value.is_integer())
     return isinstance(value, kind) and (kind is not dict or all(map(_is_literal, value.values())))
+
+
+def _are_typed(value: Any) -> bool:
+    """Whether an option's values stand there as they would be typed: ["size=(3,)"], where TOML has no such value."""
+    return isinstance(value, list) and bool(value) and all(isinstance(part, str) and "=" in part for part in value)
 
 
 def _is_literal(value: Any) -> bool:
@@ -212,13 +222,29 @@ def written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(written, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {written(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)} = {written(part)}" for key, part in value.items()) + "}"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return repr(value)
 
 
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def _has_toml(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_has_toml, value.values()))
+    return (
+        value is not None
+        and not isinstance(value, tuple)
+        and (not isinstance(value, list) or all(map(_has_toml, value)))
+    )
+
+
 def _line(name: str, value: Any, texts: Mapping[str, str]) -> str:
+    if isinstance(value, Mapping) and not _has_toml(value):
+        value = [f"{key}={part!r}" for key, part in value.items()]
     line, text = f"{name} = {written(value)}", texts.get(name, "")
     return f"{line}  # {text}" if text and len(line) + len(text) + 4 <= WIDTH else line
 

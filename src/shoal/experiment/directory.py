@@ -36,6 +36,7 @@ from shoal.types import Arrays
 
 CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
+TUPLE = "()"  # {"()": [1, 2]} in config.json is the tuple (1, 2)
 FILMS = "films"
 BROKEN = (  # what a damaged archive raises
     *(OSError, ValueError, TypeError, EOFError, AttributeError, LookupError, RuntimeError),
@@ -101,7 +102,9 @@ class RunDirectory:
             return 0
 
     def write_config(self, record: Mapping[str, Any]) -> None:
-        self._write_json(CONFIG, {**record, "versions": versions(), "git": git_revision()})
+        values = record.get("config", {}).items()
+        config = {name: in_json(value) if isinstance(value, dict) else value for name, value in values}
+        self._write_json(CONFIG, {**record, "config": config, "versions": versions(), "git": git_revision()})
 
     def write_row(self, kind: str, row: Mapping[str, Any]) -> None:
         """Append to the metrics. A full disk must not end a run: one warning, and it goes on without."""
@@ -216,7 +219,28 @@ def read_config(path: Path) -> dict[str, Any]:
     for key, (kind, said) in RECORDED.items():
         if key in record and not isinstance(record[key], kind):
             raise UserError(f"{path / CONFIG} is damaged: {key} must be {said}.")
+    values = record["config"].items()
+    try:
+        record["config"] = {name: out_of_json(part) if isinstance(part, dict) else part for name, part in values}
+    except RecursionError:
+        raise UserError(f"{path / CONFIG} is damaged: its options are nested too deeply.") from None
     return record
+
+
+def in_json(value: Any) -> Any:
+    """An environment's options as JSON can hold them: it has no tuples, and some environments want them."""
+    if isinstance(value, tuple):
+        return {TUPLE: [in_json(part) for part in value]}
+    if isinstance(value, dict):
+        return {name: in_json(part) for name, part in value.items()}
+    return [in_json(part) for part in value] if isinstance(value, list) else value
+
+
+def out_of_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        found = {name: out_of_json(part) for name, part in value.items()}
+        return tuple(found[TUPLE]) if found.keys() == {TUPLE} and isinstance(found[TUPLE], list) else found
+    return [out_of_json(part) for part in value] if isinstance(value, list) else value
 
 
 def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:

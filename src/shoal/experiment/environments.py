@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from shoal.config import validate_fields
 from shoal.envs import EnvSpec, describe
 from shoal.envs.choosing import choose
 from shoal.errors import UserError
@@ -12,6 +13,7 @@ from shoal.errors import UserError
 
 def describe_env(cfg: Any, *, apart: bool = True) -> EnvSpec:
     """With the options of the config; one of a user's may lack some of them. `apart` is as for `describe`."""
+    validate_fields(cfg, but=("env",))  # of which `describe` can say more
     spec = describe(
         cfg.env,
         getattr(cfg, "env_options", None),

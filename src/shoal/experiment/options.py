@@ -43,6 +43,10 @@ class RunOptions:
     record_format: Literal["mp4", "gif"] = "mp4"  # Of these films.
     log: str | None = None  # tensorboard, wandb, or both with a comma: where metrics go beside the run directory.
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, config.plain(getattr(self, field.name)))
+
     def check(self) -> None:
         config.validate(self)
         if self.record_every and self.runtime == "ray":

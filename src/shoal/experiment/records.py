@@ -55,8 +55,17 @@ def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str,
 def recorded_value(value: Any) -> Any:
     """A config's value as a run directory has it: functions and classes by name, numpy's numbers as Python's."""
     if isinstance(value, Mapping):
-        return {name: part.item() if isinstance(part, np.generic) else part for name, part in value.items()}
+        return {name: _recorded_part(part) for name, part in value.items()}
     return importable_name(value) or name_of(value) if callable(value) else value
+
+
+def _recorded_part(value: Any) -> Any:
+    """Of an environment's options, however deep."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: _recorded_part(part) for name, part in value.items()}
+    return type(value)(map(_recorded_part, value)) if type(value) in (list, tuple) else value
 
 
 def lost_fields(cfg: Any) -> list[str]:

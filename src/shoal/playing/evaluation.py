@@ -131,4 +131,9 @@ def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:
 def _layout(space: Any) -> Any:
     """What a network depends on; bounds may differ."""
     leaves = tree.leaf_spaces(space, "space")
-    return {name: (type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None)) for name, leaf in leaves.items()}
+    return {name: (type(leaf), leaf.shape, leaf.dtype, _choices(leaf)) for name, leaf in leaves.items()}
+
+
+def _choices(leaf: Any) -> Any:
+    """How many there are, of a space of choices."""
+    return getattr(leaf, "nvec", np.asarray(getattr(leaf, "n", 0))).tolist()

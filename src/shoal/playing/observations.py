@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from shoal import tree
 from shoal.errors import UserError
@@ -18,7 +18,7 @@ class Observations:
     def __init__(self, space: Space[Any]) -> None:
         self._space = space
         leaves = tree.leaf_spaces(space, "observation")
-        self._leaves = {name: (np.dtype(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
+        self._leaves = {name: (np.dtype(leaf.dtype), tuple(leaf.shape), _ends(leaf)) for name, leaf in leaves.items()}
         self._only = self._leaves.get("observation") if len(leaves) == 1 else None
 
     def take(self, observation: Any) -> tuple[Any, bool]:
@@ -40,7 +40,19 @@ class Observations:
         return tree.nest(self._space, arrays, "observation"), None in sizes.values()
 
 
-def _taken(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> tuple[Array, bool]:
+Ends = tuple[Any, Any]  # the lowest and the highest value
+
+
+def _ends(leaf: Space[Any]) -> Ends | None:
+    """Of a space of choices: beyond them a network has nothing to look up."""
+    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+        return leaf.start, leaf.start + getattr(leaf, "nvec", getattr(leaf, "n", 0)) - 1
+    return (0, 1) if isinstance(leaf, spaces.MultiBinary) else None
+
+
+def _taken(
+    value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], ends: Ends | None, name: str
+) -> tuple[Array, bool]:
     try:
         array = np.asarray(value)
     except ValueError:
@@ -49,14 +61,15 @@ def _taken(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) 
         array = _converted(array, dtype, name)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UserError(f"{name} holds numbers that are not finite: no environment of a run may give such, either.")
-    if array.shape == shape:
-        return array[np.newaxis], True
-    if array.shape[1:] == shape and array.ndim == len(shape) + 1:
-        return array, False
-    raise UserError(
-        f"{name} has the shape {_shown(array.shape)}: give {_shown(shape)} for one observation, or "
-        f"{_shown(('B', *shape))} for a batch."
-    )
+    single = array.shape == shape
+    if not single and (array.shape[1:] != shape or array.ndim != len(shape) + 1 or not len(array)):
+        raise UserError(
+            f"{name} has the shape {_shown(array.shape)}: give {_shown(shape)} for one observation, or "
+            f"{_shown(('B', *shape))} for a batch of one or more."
+        )
+    if ends is not None and (np.any(array < ends[0]) or np.any(array > ends[1])):
+        raise UserError(f"{name} holds {array.tolist()}: the policy was trained on values from {ends[0]} to {ends[1]}.")
+    return (array[np.newaxis], True) if single else (array, False)
 
 
 def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:

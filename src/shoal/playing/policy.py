@@ -177,7 +177,14 @@ class TrainedPolicy:
                     "reward=…), or reset() where an episode begins."
                 )
             return np.zeros(count, np.float32)
-        rewards = np.asarray(reward, np.float32).reshape(-1)
+        try:
+            rewards = np.asarray(reward, np.float32).reshape(-1)
+        except (TypeError, ValueError):
+            raise UserError(f"act() was given the reward {reward!r}: give a number for each observation.") from None
+        if not np.isfinite(rewards).all():
+            raise UserError(
+                "act() was given a reward that is not finite: no environment of a run may give such, either."
+            )
         if rewards.shape != (count,):
             raise UserError(f"act() was given {len(rewards)} rewards for {count} observations: give one for each.")
         return rewards

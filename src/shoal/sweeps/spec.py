@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config import Count, Seed, did_you_mean, validate
+from shoal.config import Count, Seed, did_you_mean, validate, validate_fields
 from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.experiment.config_files import ALGORITHM, ConfigFile, read_file
@@ -161,6 +162,7 @@ def _settings(where: str, table: Mapping[str, Any]) -> SweepSettings:
     return settings
 
 
+MOST_COMBINATIONS = 100_000  # of a grid
 SAMPLERS = ("grid", "random", "tpe", "qmc", "cmaes", "gp")
 PRUNERS = ("none", "median", "halving", "hyperband")
 
@@ -171,7 +173,7 @@ def _parameter(where: str, name: str, given: Any) -> Parameter:
     if isinstance(given, Mapping) and {"low", "high"} <= set(given) <= {"low", "high", "log", "step"}:
         low, high, step = given["low"], given["high"], given.get("step")
         numbers = [value for value in (low, high, step) if value is not None]
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers) and low < high:
+        if all(map(_is_finite, numbers)) and low < high:
             log = given.get("log", False)
             if isinstance(log, bool) and not (log and (low <= 0 or step is not None)) and (step is None or step > 0):
                 return Range(low, high, log, step)
@@ -179,6 +181,10 @@ def _parameter(where: str, name: str, given: Any) -> Parameter:
         f"{where}: the parameter {name} must be a list of values, or {{low = …, high = …}} with low below high, and "
         "log = true (above 0) or step = … if wanted."
     )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _typed(parameters: Mapping[str, Parameter], owners: Sequence[type[Any]]) -> dict[str, Parameter]:
@@ -200,12 +206,34 @@ def _check(where: str, made: Sweep, owners: Sequence[type[Any]]) -> None:
         ends = parameter.values if isinstance(parameter, Choices) else (parameter.low, parameter.high)
         for value in ends:
             ConfigFile(Path(where), {name: list(value) if isinstance(value, tuple) else value}).check(owners)
+            _check_value(where, name, value, owners)
     settings = made.settings
     if settings.sampler == "grid":
+        if (count := _combinations(made.parameters)) > MOST_COMBINATIONS:
+            raise UserError(
+                f"{where}: this grid has {count:.3g} combinations: give larger steps, fewer values or another sampler."
+            )
         if ranged := [name for name, each in made.parameters.items() if isinstance(each, Range) and each.step is None]:
             raise UserError(f"{where}: a grid needs values of {ranged[0]}: give a list or a step, or another sampler.")
     elif settings.trials is None:
         raise UserError(f"{where}: the sampler {settings.sampler} needs trials = N in [sweep].")
+
+
+def _check_value(where: str, name: str, value: Any, owners: Sequence[type[Any]]) -> None:
+    """Limits that its option has; whether it is of the right kind is the file's to say."""
+    for owner in owners:
+        if name in {field.name for field in dataclasses.fields(owner)}:
+            try:
+                validate_fields(owner(**{name: value}))
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
+
+
+def _combinations(parameters: Mapping[str, Parameter]) -> float:
+    return math.prod(
+        len(each.values) if isinstance(each, Choices) else (each.high - each.low) / (each.step or math.inf) + 1
+        for each in parameters.values()
+    )
 
 
 def grid(parameters: Mapping[str, Parameter]) -> list[dict[str, Any]]:

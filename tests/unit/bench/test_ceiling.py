@@ -12,6 +12,7 @@ from shoal.bench import throughput
 from shoal.bench.limits import (
     Limits,
     _acting_batch,
+    _seconds_each,
     gradients_per_update,
     limitless,
     lines,
@@ -26,6 +27,7 @@ from shoal.errors import UserError
 from shoal.experiment import registry
 from shoal.experiment.environments import describe_env
 from shoal.experiment.options import RunOptions
+from shoal.runtime import RunFailed
 
 # one core: a step takes 1 + 1 ms, an update of 10 rows 20 ms; so on two cores 2 / (2 + 20/10) ms = 500 steps/s
 LIMITS = Limits(
@@ -48,6 +50,23 @@ def test_the_ceiling_is_all_cores_over_the_sum_of_the_parts() -> None:
     assert LIMITS.ceiling(1 / 10) == pytest.approx(500.0)
     assert LIMITS.ceiling(0.0) == pytest.approx(1_000.0)
     assert LIMITS.busy(env_steps=250.0, updates=25.0) == pytest.approx(0.5)
+
+
+def test_a_part_is_measured_at_least_once_however_short_the_time() -> None:
+    calls: list[int] = []
+    assert _seconds_each(lambda: calls.append(1), 1e-9) > 0.0
+    assert len(calls) == 2  # the first is not counted
+
+
+def test_a_run_that_fails_while_it_is_measured_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise RunFailed("actor/0", "node 'actor/0' raised RuntimeError: boom")
+
+    monkeypatch.setattr("shoal.bench.limits.measure_limits", fails)
+    assert main(["bench", "limits", "impala", "--env", "CartPole-v1"]) == 1
+    assert capsys.readouterr().err.endswith("shoal: node 'actor/0' raised RuntimeError: boom\n")
 
 
 def test_the_share_is_that_of_the_updates_that_were_made() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -52,11 +53,32 @@ class Fragile(gymnasium.Env[Any, Any]):
         return np.full(1, self.time, np.float32), 1.0, self.time == self.length, False, {}
 
 
+class Locked(Fragile):
+    """Cannot be sent to another process, and says in which one it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.process = threading.Lock(), os.getpid()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.process == os.getpid()
+        return super().step(action)
+
+
 class Hopeless(Fragile):
     """Cannot be reset a second time."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         os._exit(3)
+
+
+def test_environments_are_made_where_they_are_stepped() -> None:
+    vector = envs.make(Locked, 2, seed=0, vectorizer="async")
+    try:
+        vector.reset()
+        assert vector.step(np.zeros(2, np.int64)).reward.tolist() == [1.0, 1.0]
+    finally:
+        vector.close()
 
 
 def made(count: int = 3, timeout: float = 0.0) -> envs.Envs:

@@ -14,6 +14,7 @@ from shoal.config import apply_preset
 from shoal.errors import UserError
 from shoal.experiment import config_files, registry
 from shoal.experiment.config_files import ConfigFile, load, run_as_toml, take_config, written
+from shoal.experiment.directory import in_json
 
 CONTINUOUS = ("apex_dpg", "d4pg", "sac", "td3")
 
@@ -55,6 +56,17 @@ def test_options_of_the_environment_are_the_same_after_a_file(tmp_path: Path) ->
     cfg, _ = load(file, {})
     assert cfg.env_options == options
     assert not cfg.eval_env_options
+
+
+def test_options_that_toml_has_no_value_for_are_written_as_they_are_typed(tmp_path: Path) -> None:
+    options = {"size": (3, 4), "start": None, "text": "it's = 3", "part": {"two words": (1,)}}
+    record = saved_run(tmp_path / "run") / "config.json"
+    described = json.loads(record.read_text())
+    described["config"]["env_options"] = in_json(options)
+    record.write_text(json.dumps(described))
+    (tmp_path / "run.toml").write_text(run_as_toml(tmp_path / "run"))
+    assert load(tmp_path / "run.toml", {})[0].env_options == options
+    assert tomllib.loads(f"x = {written({'two words': 3, 'one': 4})}") == {"x": {"two words": 3, "one": 4}}
 
 
 def test_options_that_differ_are_written_but_not_the_runs_own_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from shoal import envs, factories
 from shoal.algorithms import apex_dqn, impala
 from shoal.errors import UserError
-from shoal.experiment import records
+from shoal.experiment import directory, records
 from shoal.experiment.directory import RunDirectory
 from shoal.experiment.options import RunOptions
 
@@ -94,8 +94,23 @@ def test_options_that_no_file_can_hold_are_said_to_be_lost_and_can_be_given_agai
 
 def test_options_that_a_file_can_hold_come_back(tmp_path: Path) -> None:
     plain = {"size": np.int64(3), "gravity": np.float64(-9.5), "map": "x", "wind": True, "none": None, "places": [1, 2]}
+    plain |= {"range": (0.5, (1, [2])), "parts": {"shape": (3,), "deep": [np.float32(0.5)]}}
     run = written(tmp_path / "run", impala.Config(env_options=plain))
     assert records.rebuild(run, {})[2].env_options == {**plain, "size": 3, "gravity": -9.5}
+
+
+def test_numbers_of_numpy_are_recorded_as_numbers(tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"gamma": np.float32(0.5), "batch": np.int64(8), "shared_torso": np.bool_(False)}
+    cfg = impala.Config(hidden=np.array([32, 16]), **numbers)  # type: ignore[arg-type]
+    options = RunOptions(seed=np.int64(3), stop_updates=np.int64(4), checkpoint_every=np.float32(10))  # type: ignore[arg-type]
+    made = RunDirectory.create(str(tmp_path / "run"), "impala", "x", 0, print)
+    made.write_config(records.record_of("impala", cfg, envs.describe("CartPole-v1"), options))
+    made.close()
+    again = records.rebuild(tmp_path / "run", {"gamma": np.float64(0.25)})[2]
+    assert (again.hidden, again.gamma, again.batch, again.shared_torso) == ((32, 16), 0.25, 8, False)
+    assert {type(value) for value in (*again.hidden, again.batch, options.seed, options.stop_updates)} == {int}
+    record = directory.read_config(tmp_path / "run")
+    assert (record["seed"], record["options"]["stop_updates"], record["options"]["checkpoint_every"]) == (3, 4, 10.0)
 
 
 def test_a_function_without_a_name_of_its_own_is_said_to_be_lost_and_can_be_given_again(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,39 @@ def test_a_single_discrete_action_is_a_plain_number(tmp_path: Path) -> None:
     assert policy.act(np.zeros((3, 4))).shape == (3,)  # type: ignore[union-attr]
 
 
+class Choosing(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """CartPole that shows one of three numbers from 2 on, and a choice out of (2, 3); two choices are its action."""
+
+    def __init__(self, choices: int = 2) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.observation_space = spaces.Dict(one=spaces.Discrete(3, start=2), two=spaces.MultiDiscrete([2, 3]))
+        self.action_space = spaces.MultiDiscrete([choices, choices])
+
+    def observation(self, observation: Any) -> Any:
+        return {"one": 2 + int(observation[0] > 0), "two": np.zeros(2, np.int64)}
+
+    def step(self, action: Any) -> Any:
+        return super().step(int(action[0]) % 2)
+
+
+def test_choices_are_those_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "describe_apart", describing.describe_here)
+    run = saved_run(tmp_path / "run", env=Choosing)
+    policy = shoal.load(run)
+    for one, two in ((2, [0, 0]), (4, [1, 2])):
+        assert policy.act({"one": one, "two": two}).shape == (2,)  # type: ignore[union-attr]
+    for one, two, name in ((1, [0, 0], "one"), (5, [0, 0], "one"), (2, [0, 3], "two"), (2, [-1, 0], "two")):
+        with pytest.raises(UserError, match=f"observation/{name} holds .*: the policy was trained on values from"):
+            policy.act({"one": one, "two": two})
+    with pytest.raises(UserError, match=r"has the actions MultiDiscrete\(\[3 3\]\), and the policy"):
+        shoal.evaluate(run, env=partial(Choosing, 3), episodes=1)
+
+
+def test_a_batch_has_one_observation_or_more(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has the shape \[0, 4\]: give \[4\] for one .* for a batch of one or more"):
+        shoal.load(saved_run(tmp_path / "run")).act(np.zeros((0, 4)))
+
+
 def test_nested_observations_and_actions_counted_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +176,10 @@ def test_a_policy_that_looks_at_rewards_asks_for_them(tmp_path: Path) -> None:
         policy.act(seen)
     with pytest.raises(UserError, match="2 rewards for 1 observations"):
         policy.act(seen, reward=[1.0, 2.0])
+    with pytest.raises(UserError, match="was given the reward 'x': give a number for each observation"):
+        policy.act(seen, reward="x")
+    with pytest.raises(UserError, match="a reward that is not finite"):
+        policy.act(seen, reward=np.nan)
     policy.reset()
     policy.act(seen)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -431,6 +432,10 @@ def test_many_values_of_a_range_are_put_into_four_bins_of_equal_count_and_few_st
         ({"parameters": {"unroll": {"low": 9, "high": 3}}}, "with low below high"),
         ({"parameters": {"gamma": {"low": 0, "high": 1, "log": True}}}, "log = true (above 0)"),
         ({"parameters": {"gamma": {"low": 0.1, "high": 1}}}, "a grid needs values of gamma"),
+        ({"parameters": {"gamma": {"low": 0.1, "high": math.inf, "step": 1}}}, "the parameter gamma must be a list"),
+        ({"parameters": {"gamma": {"low": 0.1, "high": 0.2, "step": 1e-300}}}, "this grid has 1e+299 combinations"),
+        ({"parameters": {"gamma": [0.9, -1.0]}}, "--gamma -1.0 is out of range: give a number from 0 to 1."),
+        ({"parameters": {"learning_rate": [1e-3, math.nan]}}, "--learning-rate nan is not a finite number"),
         ({"parameters": {"seed": [1, 2]}}, "seed cannot be set here: give seeds in [sweep]."),
         ({"parameters": {"env": ["CartPole-v1"]}}, "env is given for all runs and among [sweep.parameters]"),
         ({"sampler": "tpe"}, "the sampler tpe needs trials = N"),
