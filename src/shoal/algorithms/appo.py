@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1, "envs_per_actor": 128, "batch": 128, "queue": 128},
     "control": {"normalize_observations": True, "normalize_rewards": True, "shared_torso": False}
     | {"entropy_cost": 0.0, "learning_rate": 3e-4},
-    # Updates as small as IMPALA's, whose advantages are not normalised: over so few rows that would be mostly noise.
+    # Updates as small as IMPALA's, and advantages as they are.
     "atari": ATARI
     | {"envs_per_actor": 16, "unroll": 20, "batch": 8, "queue": 16, "epochs": 1, "minibatches": 2, "target_every": 1}
     | {"normalize_advantages": False, "learning_rate": 4e-4},
