@@ -59,11 +59,12 @@ class Protocol:
         return spaces.Box(0, 255, shape, np.uint8)
 
 
-_KINDS: dict[str, tuple[Any, str]] = {  # by how a field's type is written
+_BY_TYPE: dict[Any, tuple[Any, str]] = {  # as annotations are written
     "bool": (bool, "True or False"),
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
 }
+_KINDS = {field.name: _BY_TYPE[field.type] for field in fields(Protocol) if field.type in _BY_TYPE}
 
 
 def is_atari(registered: object) -> bool:
@@ -78,11 +79,10 @@ def protocol_of(registered: registration.EnvSpec, options: dict[str, Any], limit
         )
     sticky = registered.kwargs.get("repeat_action_probability", 0.0)
     found = Protocol(**{"repeat_action_probability": sticky} | options)
-    for field in fields(Protocol):
-        value = getattr(found, field.name)
-        kind, wanted = _KINDS.get(str(field.type), (object, ""))
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool and kind is not object):
-            raise UserError(f"{registered.id}: the option {field.name}={value!r} is no such value; give {wanted}.")
+    for name, (kind, wanted) in _KINDS.items():
+        value = getattr(found, name)
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise UserError(f"{registered.id}: the option {name}={value!r} is no such value; give {wanted}.")
     for name in ("frameskip", "img_height", "img_width", "stack_num", "max_num_frames_per_episode", "num_threads"):
         value = getattr(found, name)
         if value < 1:
