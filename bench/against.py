@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.peers import ROOT, last_line
 
-from shoal.experiment import registry
+from shoal.runs import registry
 
 
 def rate(tree: Path, algorithm: str, seconds: float) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from shoal.algorithms import impala
 from shoal.envs import describe
-from shoal.experiment import registry
+from shoal.runs import registry
 
 CALLS = 20  # of each side in a round
 

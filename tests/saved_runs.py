@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from shoal.envs.describing import _stacked, describe_here
-from shoal.experiment import records, registry
-from shoal.experiment.directory import RunDirectory
-from shoal.experiment.options import RunOptions
+from shoal.runs import records, registry
+from shoal.runs.directory import RunDirectory
+from shoal.runs.options import RunOptions
 
 SMALL = {"hidden": (8,), "actor_hidden": (8,), "critic_hidden": (8,), "preset": "none", "stream": 8}
 

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from shoal.diagnosis.doctor import doctor
     from shoal.diagnosis.findings import Diagnosis
     from shoal.errors import UserError
-    from shoal.experiment.options import Result
     from shoal.experiment.training import resume, train
     from shoal.playing import Evaluation, TrainedPolicy, evaluate, load, record
     from shoal.playing.exporting import export
+    from shoal.runs.options import Result
     from shoal.runtime.supervise import RunFailed
     from shoal.sweeps.running import sweep
 
@@ -46,7 +46,7 @@ _WHERE = {
     "evaluate": "shoal.playing.evaluation",
     "Evaluation": "shoal.playing.evaluation",
     "sweep": "shoal.sweeps.running",
-    "Result": "shoal.experiment.options",
+    "Result": "shoal.runs.options",
     "UserError": "shoal.errors",
     "RunFailed": "shoal.runtime.supervise",
 }

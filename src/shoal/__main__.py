@@ -8,7 +8,7 @@ import sys
 def main() -> int:
     """Run a command; returns the exit code."""
     try:
-        from shoal.cli import main as command
+        from shoal.cli.main import main as command
     except KeyboardInterrupt:  # importing takes a moment
         print("interrupted", file=sys.stderr)
         return 130

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from shoal import __main__
-from shoal.cli import main
+from shoal.cli.main import main
 
 SMALL = ("--envs-per-actor", "4", "--batch", "4", "--queue", "8", "--unroll", "5")  # starts and stops quickly
 PROMISED = {
@@ -101,10 +101,10 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback(
 ) -> None:
     class CtrlC(importlib.abc.MetaPathFinder):
         def find_spec(self, fullname: str, *_: object) -> None:
-            if fullname == "shoal.cli":
+            if fullname == "shoal.cli.main":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "shoal.cli")
+    monkeypatch.delitem(sys.modules, "shoal.cli.main")
     monkeypatch.setattr(sys, "meta_path", [CtrlC(), *sys.meta_path])
     assert __main__.main() == 130
     assert capsys.readouterr().err == "interrupted\n"

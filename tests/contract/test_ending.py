@@ -12,9 +12,9 @@ import pytest
 
 from counting_envs import Counting
 from shoal.algorithms import a3c, impala, ppo
-from shoal.experiment.directory import read_rows, read_weights
 from shoal.experiment.training import train
 from shoal.program import current
+from shoal.runs.directory import read_rows, read_weights
 
 UNROLL, ENVS, ACTORS = 5, 4, 2
 BLOCK = (UNROLL + 1) * ENVS  # of an actor, the first

@@ -13,13 +13,15 @@ from test_programs import TINY
 
 from shoal.checkpoints import Checkpoints
 from shoal.errors import UserError
-from shoal.experiment import comparing, exact, registry
-from shoal.experiment.directory import read_weights
+from shoal.experiment import bitwise as comparing
+from shoal.experiment import exact
 from shoal.experiment.environments import describe_env
 from shoal.experiment.training import resume, train
 from shoal.loops.wiring import Settings
 from shoal.program import Program
 from shoal.replay import Replay
+from shoal.runs import registry
+from shoal.runs.directory import read_weights
 from shoal.services.metrics import Reporter
 
 UPDATES = 5

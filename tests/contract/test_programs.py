@@ -11,9 +11,9 @@ import pytest
 from starting import Start, start_on
 
 from shoal import envs
-from shoal.experiment import registry
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
+from shoal.runs import registry
 from shoal.runtime import Run
 from shoal.types import Columns as Weights
 from shoal.versions import NONE, number

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from leftovers import marked_processes
-from shoal.runtime.reaper import users
+from shoal.runtime.ray.reaper import users
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 pytest.importorskip("ray")

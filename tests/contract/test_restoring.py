@@ -11,10 +11,10 @@ from test_programs import ALGORITHMS, TINY
 
 import shoal
 from shoal.errors import UserError
-from shoal.experiment import registry
-from shoal.experiment.directory import read_weights
-from shoal.experiment.saved_weights import find_weights
 from shoal.experiment.training import resume, train
+from shoal.runs import registry
+from shoal.runs.directory import read_weights
+from shoal.runs.saved_weights import find_weights
 from shoal.types import Columns
 
 ENVS = {"apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}

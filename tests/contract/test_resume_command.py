@@ -16,8 +16,8 @@ import pytest
 
 from shoal.algorithms import impala
 from shoal.checkpoints import Checkpoints
-from shoal.cli import main
-from shoal.experiment.directory import read_weights
+from shoal.cli.main import main
+from shoal.runs.directory import read_weights
 
 SMALL = ["--env", "CartPole-v1", "--envs-per-actor", "2", "--hidden", "8", "--eval-episodes", "2"]
 INLINE = [*SMALL, "--runtime", "inline"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import main
-from shoal.experiment import registry
+from shoal.cli.main import main
+from shoal.runs import registry
 
 TINY = ["--envs-per-actor", "2", "--updates", "4", "--json"]
 SMALL = [*TINY, "--hidden", "8"]

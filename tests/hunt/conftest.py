@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.hunt.bad_code import FILES
 
-from shoal import cli
-from shoal.commands import bench
+from shoal.cli import main as cli
+from shoal.cli.commands import bench
 from shoal.envs import describing, trial
 from shoal.experiment import experiment
 

@@ -17,9 +17,9 @@ import shoal
 from shoal import envs
 from shoal.algorithms import impala
 from shoal.errors import UserError
-from shoal.experiment import records
-from shoal.experiment.directory import RunDirectory
-from shoal.experiment.options import RunOptions
+from shoal.runs import records
+from shoal.runs.directory import RunDirectory
+from shoal.runs.options import RunOptions
 
 Damage = Callable[[Path], object]
 FIRST = "torso.0.weight"
@@ -220,7 +220,7 @@ def test_plot_refuses_a_damaged_run(damage: Damage, sentence: str, run: Path, to
 
 
 def test_plot_draws_what_is_whole_among_rows_that_are_not(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from shoal import cli
+    from shoal.cli import main as cli
 
     with (run / "metrics.jsonl").open("a") as file:
         file.write(ROWS + '{"kind": "evaluation", "eval')
@@ -231,7 +231,7 @@ def test_plot_draws_what_is_whole_among_rows_that_are_not(run: Path, capsys: pyt
 
 
 def test_plot_tells_of_rows_that_it_cannot_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from shoal import cli
+    from shoal.cli import main as cli
 
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": 5,\n[]\n' + ROWS)
@@ -279,7 +279,7 @@ STRANGE: dict[str, Damage] = {
 def test_status_runs_and_diff_tell_of_a_damaged_run_what_is_known(
     damage: Damage, run: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from shoal import cli
+    from shoal.cli import main as cli
 
     damage(run)
     for words in (["status", str(run)], ["runs", str(run)], ["diff", str(run), str(whole)]):
@@ -294,7 +294,7 @@ def test_status_runs_and_diff_tell_of_a_damaged_run_what_is_known(
 def test_runs_leaves_out_a_damaged_run_and_lists_the_others(
     run: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from shoal import cli
+    from shoal.cli import main as cli
 
     config(seed=None)(run)
     assert cli.main(["runs", str(run), str(whole)]) == 0

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from shoal import cli, commands
-from shoal.commands.common import EXAMPLES
-from shoal.experiment import registry
-from shoal.experiment.arguments import read
-from shoal.experiment.command_options import Output
-from shoal.experiment.config_files import CONFIG
-from shoal.experiment.options import RunOptions
+from shoal.arguments.command_options import Output
+from shoal.arguments.config_files import CONFIG
+from shoal.arguments.words import read
+from shoal.cli import commands
+from shoal.cli import main as cli
+from shoal.cli.commands.common import EXAMPLES
+from shoal.runs import registry
+from shoal.runs.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

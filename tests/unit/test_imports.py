@@ -47,24 +47,26 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "acting batches config envs errors functional loops nets optim options program replay schedules services state",
         "torch numpy",
     ),
+    "runs": ("algorithms checkpoints config envs errors factories films", "numpy torch pandas wandb"),
+    "analysis": ("config errors runs", "numpy matplotlib"),
+    "arguments": ("config errors runs", ""),
     "experiment": (
-        "algorithms checkpoints config envs errors factories films loops nets program replay runtime services versions",
-        "numpy torch rich matplotlib pandas wandb",
+        "analysis arguments checkpoints config envs errors loops nets program replay runs runtime services versions",
+        "numpy torch rich",
     ),
     "playing": (
-        "acting config envs errors experiment factories films functional loops nets tree",
+        "acting config envs errors experiment factories films functional loops nets runs tree",
         "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (
-        "acting config envs errors experiment factories loops runtime tree",
+        "acting analysis config envs errors experiment factories loops runs runtime tree",
         "numpy torch gymnasium cloudpickle",
     ),
-    "sweeps": ("checkpoints config errors experiment", "numpy optuna matplotlib"),
-    "commands": ("bench config diagnosis envs errors experiment playing runtime sweeps", "rich"),
-    "bench": ("acting envs errors experiment flat loops nets optim program replay runtime tree", "numpy torch"),
-    "cli": ("commands config errors experiment runtime", ""),
+    "sweeps": ("analysis arguments checkpoints config errors experiment runs", "numpy optuna matplotlib"),
+    "bench": ("acting envs errors experiment flat loops nets optim program replay runs runtime tree", "numpy torch"),
+    "cli": ("analysis arguments bench config diagnosis envs errors experiment playing runs runtime sweeps", "rich"),
     "__main__": ("cli", ""),
-    "__init__": ("diagnosis errors experiment playing runtime sweeps", ""),
+    "__init__": ("diagnosis errors experiment playing runs runtime sweeps", ""),
 }
 ONLY_IN = {"ray": "runtime/ray"}  # packages that one folder alone may import
 

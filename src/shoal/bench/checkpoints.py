@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.experiment import directory, registry
-from shoal.experiment.options import RunOptions
 from shoal.experiment.training import train
+from shoal.runs import directory, registry
+from shoal.runs.options import RunOptions
 
 WARM_UP = 3.0  # seconds from the first update, and for apex_dqn from when its replay is full
 WIDE = (1280, 1280)  # with CartPole's four numbers, two actions and a value, 1.65 million parameters

@@ -24,12 +24,12 @@ from shoal import optim, tree
 from shoal.acting import Stacker
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment.registry import Algorithm
 from shoal.flat import flat_gradient
 from shoal.loops.wiring import Settings, make_envs
 from shoal.loops.wrapping import wrap_learners
 from shoal.nets.weights import export_weights
 from shoal.program import Program
+from shoal.runs.registry import Algorithm
 from shoal.runtime import Supervisor, launch
 from shoal.types import Arrays
 

@@ -17,14 +17,14 @@ from typing import Any
 from shoal.bench.limits import Limits, gradients_per_update
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment import registry
 from shoal.experiment.checks import prepare
 from shoal.experiment.ending import METRICS, Interrupts
-from shoal.experiment.options import RunOptions
 from shoal.experiment.progress import Progress
-from shoal.experiment.registry import Algorithm
 from shoal.experiment.watching import take_snapshot
 from shoal.loops.wiring import Settings
+from shoal.runs import registry
+from shoal.runs.options import RunOptions
+from shoal.runs.registry import Algorithm
 from shoal.runtime import Supervisor, launch
 
 WARM_UP = 2.0  # seconds from the first update

@@ -23,8 +23,8 @@ from shoal.diagnosis.findings import Diagnosis, Finding, Suggestion
 from shoal.envs import names, trial
 from shoal.envs.faults import what_was_raised
 from shoal.errors import UserError
-from shoal.experiment import registry
 from shoal.experiment.environments import describe_env
+from shoal.runs import registry
 
 SILENCE = 60.0  # seconds after which the user's code counts as hung
 

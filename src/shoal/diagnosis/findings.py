@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shoal.experiment.measures import packed
+from shoal.analysis.measures import packed
 
 Level = Literal["ok", "warning", "fault"]
 WIDTH, LEVEL, ABOUT = 80, 9, 13  # columns of a line, and of its first two words

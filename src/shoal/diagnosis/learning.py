@@ -21,11 +21,11 @@ from shoal.diagnosis.environment import Doing, Tell
 from shoal.diagnosis.findings import Finding
 from shoal.envs import EnvSpec
 from shoal.experiment.ending import LEARNER, METRICS
-from shoal.experiment.registry import Algorithm
 from shoal.experiment.watching import take_snapshot, user_error
 from shoal.factories import name_of
 from shoal.loops.wiring import Settings
 from shoal.loops.wrapping import wrap_learners
+from shoal.runs.registry import Algorithm
 from shoal.runtime import RunFailed, Supervisor, launch
 
 UPDATES = 4  # TD3's actor learns at every second one

@@ -14,9 +14,9 @@ from typing import Any
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
 from shoal.experiment.exact import EXACT, Moment, for_others
-from shoal.experiment.options import RunOptions
 from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
 from shoal.program import Future, Handle, NodeDied, Program, futures
+from shoal.runs.options import RunOptions
 from shoal.runtime import Run
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING

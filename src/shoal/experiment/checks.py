@@ -13,8 +13,8 @@ from shoal.envs import EnvSpec
 from shoal.envs.pictures import check_drawn
 from shoal.envs.trial import ending
 from shoal.errors import UserError
-from shoal.experiment.options import RunOptions
-from shoal.experiment.registry import Algorithm
+from shoal.runs.options import RunOptions
+from shoal.runs.registry import Algorithm
 
 SLOWEST_LEARNING = 1e-6  # samples per insert, below which a learner would wait for days
 ENVIRONMENT_BYTES = 2_000  # of one environment, at the least

@@ -8,28 +8,30 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import __version__, config
+from shoal.analysis import plots
 from shoal.checkpoints import Checkpoints, RunLock
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment import exact, plots, records, registry, view
+from shoal.experiment import exact, view
 from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
-from shoal.experiment.directory import CHECKPOINTS, FILMS, RunDirectory
 from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.listeners import Callbacks, Listeners
-from shoal.experiment.options import Result, RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
-from shoal.experiment.registry import Algorithm
 from shoal.experiment.replay_saves import REPLAY, start_replays, unsaved_note
 from shoal.experiment.restoring import check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
-from shoal.experiment.sinks import Sinks, named
 from shoal.experiment.tuning import advise_after
 from shoal.experiment.watching import stop_reason, take_snapshot, user_error
 from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
 from shoal.program import Program, node_seed
+from shoal.runs import records, registry
+from shoal.runs.directory import CHECKPOINTS, FILMS, RunDirectory
+from shoal.runs.options import Result, RunOptions, StoppedBy
+from shoal.runs.registry import Algorithm
+from shoal.runs.sinks import Sinks, named
 from shoal.runtime import Run, Supervisor, launch
 from shoal.runtime.supervise import Hang, Loss
 from shoal.versions import NONE, number

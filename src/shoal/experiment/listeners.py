@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import UserError
-from shoal.experiment.sinks import Sinks
-from shoal.experiment.tables import flat
+from shoal.runs.sinks import Sinks
+from shoal.runs.tables import flat
 
 Callback = Callable[[dict[str, Any]], object]
 

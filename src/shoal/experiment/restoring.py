@@ -10,10 +10,10 @@ from torch import nn
 
 from shoal.errors import UserError
 from shoal.experiment.ending import WEIGHTS
-from shoal.experiment.options import RunOptions
-from shoal.experiment.saved_weights import find_weights
 from shoal.nets.transfer import freeze, transfer
 from shoal.program import Program
+from shoal.runs.options import RunOptions
+from shoal.runs.saved_weights import find_weights
 from shoal.types import Arrays
 from shoal.versions import NONE
 

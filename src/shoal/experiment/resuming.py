@@ -15,11 +15,11 @@ from shoal.checkpoints.state_files import plain
 from shoal.checkpoints.store import MANIFEST
 from shoal.config import validate
 from shoal.errors import UserError
-from shoal.experiment import directory, records, registry
-from shoal.experiment.grouping import is_number
-from shoal.experiment.options import RunOptions
-from shoal.experiment.registry import Algorithm
 from shoal.experiment.replay_saves import REPLAY, check_saves
+from shoal.runs import directory, records, registry
+from shoal.runs.options import RunOptions
+from shoal.runs.registry import Algorithm
+from shoal.runs.tables import is_number
 
 FIXED = {  # options of a run that cannot be others when it goes on, and why
     "seed": "a run goes on with its own random numbers",

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from shoal import config
+from shoal.arguments import config_files
 from shoal.errors import UserError
-from shoal.experiment import config_files, directory, registry, view
+from shoal.experiment import view
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callback, Callbacks
-from shoal.experiment.options import Result, RunOptions
 from shoal.experiment.resuming import Plan, plan
+from shoal.runs import directory, registry
+from shoal.runs.options import Result, RunOptions
 
 
 def train(

@@ -19,15 +19,16 @@ from typing import Any
 
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment import comparing, exact, view
-from shoal.experiment.comparing import KINDS, Difference
+from shoal.experiment import bitwise as comparing
+from shoal.experiment import exact, view
+from shoal.experiment.bitwise import KINDS, Difference
 from shoal.experiment.experiment import Experiment
-from shoal.experiment.options import RunOptions
-from shoal.experiment.registry import Algorithm, short_name
 from shoal.experiment.resuming import plan
 from shoal.experiment.training import resumed_experiment
 from shoal.loops.wiring import Settings
 from shoal.program import Program
+from shoal.runs.options import RunOptions
+from shoal.runs.registry import Algorithm, short_name
 
 PARTS = 5  # checkpoints before the kill, and as many after it: the first that differs says most about why
 EVALUATE_EVERY = 0.01  # virtual seconds: often, as a part of what is compared

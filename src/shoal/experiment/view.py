@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from shoal.experiment.measures import key_measures, measures, packed
-from shoal.experiment.options import Result
+from shoal.analysis.measures import key_measures, measures, packed
 from shoal.experiment.progress import Progress, by_role
+from shoal.runs.options import Result
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

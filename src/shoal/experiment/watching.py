@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.experiment.options import RunOptions, StoppedBy
 from shoal.experiment.progress import Progress
 from shoal.program import NodeDied, futures
+from shoal.runs.options import RunOptions, StoppedBy
 from shoal.runtime import Run, RunFailed
 
 SOON, LATE = 0.005, 1.0  # seconds between two looks for an answer of the metrics, and after which it is not waited for

@@ -15,12 +15,12 @@ from shoal import envs, tree
 from shoal.config import Episodes, Seed, validate
 from shoal.envs import Environment, check
 from shoal.errors import UserError
-from shoal.experiment import directory, records
 from shoal.experiment.environments import describe_env
 from shoal.factories import name_of
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.evaluator import evaluate as play
 from shoal.playing.policy import TrainedPolicy, load
+from shoal.runs import directory, records
 
 PATIENCE = 20.0  # seconds after which it is said that episodes are still played
 

@@ -32,9 +32,9 @@ from shoal.acting.recurrent_q import RecurrentQPolicy, core_state
 from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.envs.space_records import to_record
 from shoal.errors import UserError
-from shoal.experiment import directory
 from shoal.functional.distributions import Categorical, DiagonalGaussian, MultiCategorical
 from shoal.playing.policy import TrainedPolicy, load
+from shoal.runs import directory
 from shoal.types import Columns
 
 FORMATS = {"onnx": "policy.onnx", "torch": "policy.pt2"}

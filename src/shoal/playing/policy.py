@@ -25,11 +25,11 @@ from shoal.envs.check import image_stacks
 from shoal.envs.space_records import from_record
 from shoal.envs.vector import action_converter
 from shoal.errors import UserError
-from shoal.experiment import directory, records, registry
 from shoal.experiment.checks import check_device
 from shoal.experiment.environments import describe_env
-from shoal.experiment.saved_weights import find_weights, load_checked
 from shoal.playing.observations import Observations
+from shoal.runs import directory, records, registry
+from shoal.runs.saved_weights import find_weights, load_checked
 from shoal.types import Array, Columns
 
 RANDOM_ROWS = "random_rows"  # of a policy's state: uniform actions with which a run began

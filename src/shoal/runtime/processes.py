@@ -7,7 +7,7 @@ import time
 from typing import Any, Self
 
 from shoal.program import Client, Context, Handle, Node, Program
-from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Event, Supervision
 

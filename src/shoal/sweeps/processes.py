@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from shoal.arguments.config_files import ALGORITHM, ConfigFile
 from shoal.checkpoints import RunLock
 from shoal.errors import UserError
-from shoal.experiment.config_files import ALGORITHM, ConfigFile
 
 LOCKED = 60.0  # seconds that a run of a sweep that was killed may take to end
 _PR_SET_PDEATHSIG = 1

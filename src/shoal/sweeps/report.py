@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.experiment.config_files import as_toml
-from shoal.experiment.pictures import COLOURS, plain
-from shoal.experiment.tables import Table, aligned, table
+from shoal.analysis.pictures import COLOURS, plain
+from shoal.arguments.config_files import as_toml
+from shoal.runs.tables import Table, aligned, table
 from shoal.sweeps.log import SweepLog, Trial, write_whole
 from shoal.sweeps.spec import Choices, Parameter, Sweep
 

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from shoal.checkpoints import RunLock
 from shoal.errors import UserError
-from shoal.experiment.directory import read_rows
-from shoal.experiment.grouping import is_number
 from shoal.experiment.resuming import finished
-from shoal.experiment.tables import Table
+from shoal.runs.directory import read_rows
+from shoal.runs.tables import Table, is_number
 from shoal.sweeps import report
 from shoal.sweeps.log import SweepLog, Trial
 from shoal.sweeps.processes import RunProcess

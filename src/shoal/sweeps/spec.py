@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.arguments.config_files import ALGORITHM, ConfigFile, read_file
 from shoal.config import Count, Seed, did_you_mean, validate, validate_fields
 from shoal.errors import UserError
-from shoal.experiment import registry
-from shoal.experiment.config_files import ALGORITHM, ConfigFile, read_file
-from shoal.experiment.options import Result, RunOptions
+from shoal.runs import registry
+from shoal.runs.options import Result, RunOptions
 
 SWEEP, PARAMETERS = "sweep", "parameters"
 OWN = ("seed", "run_dir", "resume", "json", ALGORITHM)  # set by the sweep for each run
@@ -189,7 +189,7 @@ def _is_finite(value: Any) -> bool:
 
 def _typed(parameters: Mapping[str, Parameter], owners: Sequence[type[Any]]) -> dict[str, Parameter]:
     """Ranges of options that take whole numbers give whole numbers."""
-    from shoal.experiment.arguments import options_of
+    from shoal.arguments.words import options_of
 
     kinds = {found.field: found.kind for owner in owners for found in options_of(owner)}
     return {

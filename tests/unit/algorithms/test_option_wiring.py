@@ -16,11 +16,11 @@ from shoal import envs, optim
 from shoal.algorithms import a3c, apex_dpg, apex_dqn, appo, d4pg, impala, ppo, r2d2, sac, td3
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.experiment import registry
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.wiring import TRIM_EVERY, Settings, _whole_requests
 from shoal.program import Handle, Node
 from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
+from shoal.runs import registry
 
 SETTINGS = Settings(target=123.0, max_updates=77, frozen="torso.*", eval_episodes=6, eval_every=2.5)
 ACTING: dict[str, Any] = {"actors": 3, "envs_per_actor": 5, "vectorizer": "sync"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import shoal.algorithms
-from shoal.experiment import registry
 from shoal.program import Program
+from shoal.runs import registry
 
 FOLDER = Path(shoal.algorithms.__file__).parent
 PAGES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.py")) if path.stem != "__init__"}

@@ -15,7 +15,7 @@ from test_r2d2 import VECTOR, sampled
 from transitions import batch_of, stored
 
 from shoal.algorithms import a3c, apex_dpg, apex_dqn, appo, d4pg, impala, ppo, r2d2, sac, td3
-from shoal.experiment import registry
+from shoal.runs import registry
 from shoal.services.gradients import GradientServer
 from shoal.state import as_arrays, as_tensors
 

@@ -21,12 +21,12 @@ from shoal.bench.limits import (
     updates_per_step,
 )
 from shoal.bench.throughput import Counter, Measurement, reached
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.config import apply_preset
 from shoal.errors import UserError
-from shoal.experiment import registry
 from shoal.experiment.environments import describe_env
-from shoal.experiment.options import RunOptions
+from shoal.runs import registry
+from shoal.runs.options import RunOptions
 from shoal.runtime import RunFailed
 
 # one core: a step takes 1 + 1 ms, an update of 10 rows 20 ms; so on two cores 2 / (2 + 20/10) ms = 500 steps/s

@@ -14,9 +14,9 @@ from bench.peers import tasks as counting
 from bench.peers.sides import METHODS, Side, sides
 from bench.peers.tasks import TASKS, Clock
 
-from shoal import commands
-from shoal.experiment import registry
-from shoal.experiment.arguments import read
+from shoal.arguments.words import read
+from shoal.cli import commands
+from shoal.runs import registry
 
 
 def entry(peer: str, method: str, *rates: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal import cli
+from shoal.cli import main as cli
 from shoal.diagnosis import doctor as doctoring
 from shoal.diagnosis import environment, learning
 from shoal.diagnosis.doctor import Asked, examine

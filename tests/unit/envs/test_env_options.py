@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from shoal import envs
 from shoal.algorithms import apex_dpg, d4pg, ppo
+from shoal.arguments.words import read
 from shoal.config import validate
 from shoal.errors import UserError
-from shoal.experiment.arguments import read
 from shoal.experiment.environments import describe_env
 
 

@@ -13,12 +13,12 @@ from shoal import envs
 from shoal.algorithms import a3c
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts, asked_for
-from shoal.experiment.options import RunOptions
 from shoal.experiment.replay_saves import folder_of
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied, Program
 from shoal.replay import MinSize, Replay, Table, Uniform
 from shoal.replay.checkpoint import manifest_name
+from shoal.runs.options import RunOptions
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
 from shoal.versions import make_version

@@ -13,7 +13,7 @@ from shoal.errors import UserError
 from shoal.experiment import checks
 from shoal.experiment.checks import memory_needs, prepare
 from shoal.experiment.environments import describe_env
-from shoal.experiment.options import RunOptions
+from shoal.runs.options import RunOptions
 
 
 def refusal(page: Any, cfg: Any, **options: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shoal import cli
-from shoal.commands.common import INTERRUPTED
+from shoal.cli import main as cli
+from shoal.cli.commands.common import INTERRUPTED
 from shoal.experiment import ending
 from shoal.experiment.ending import Ending, Interrupts
 from shoal.program import NodeDied, Program

@@ -16,10 +16,8 @@ from shoal import __version__
 from shoal.algorithms import impala
 from shoal.checkpoints import Checkpoint, RunLock
 from shoal.experiment import experiment as driver
-from shoal.experiment.directory import FILMS, RunDirectory
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import ROW_EVERY, WITHOUT_UPDATE, Experiment
-from shoal.experiment.options import RunOptions
 from shoal.experiment.progress import Progress
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.training import train
@@ -27,6 +25,8 @@ from shoal.experiment.watching import LATE, START, stop_reason, take_snapshot
 from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied, node_seed
+from shoal.runs.directory import FILMS, RunDirectory
+from shoal.runs.options import RunOptions
 from shoal.runtime import Supervisor
 from shoal.services.metrics import Metrics
 from shoal.versions import make_version

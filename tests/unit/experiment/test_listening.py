@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from shoal.errors import UserError
-from shoal.experiment import sinks
 from shoal.experiment.listeners import Callbacks, Listeners
-from shoal.experiment.options import RunOptions
-from shoal.experiment.sinks import FOLDER, Sinks, TensorBoard
-from shoal.experiment.tables import flat, metrics, table
+from shoal.runs import sinks
+from shoal.runs.options import RunOptions
+from shoal.runs.sinks import FOLDER, Sinks, TensorBoard
+from shoal.runs.tables import flat, metrics, table
 
 ROW = {
     "kind": "progress",
@@ -152,7 +152,7 @@ def test_what_is_after_the_checkpoint_of_a_run_that_goes_on_is_not_shown(tmp_pat
 LOGGED = '''
 import json, struct, sys, time
 from pathlib import Path
-from shoal.experiment.sinks import Sinks
+from shoal.runs.sinks import Sinks
 
 run = Path(sys.argv[1])
 made = Sinks(["wandb"], run, {"algorithm": "impala", "seed": 1, "config": {"gamma": 0.9}}, 0, print)

@@ -16,12 +16,12 @@ from shoal import envs
 from shoal.algorithms import apex_dqn, impala
 from shoal.checkpoints import Checkpoints, DamagedCheckpoint, RunLock
 from shoal.errors import UserError
-from shoal.experiment import records
 from shoal.experiment.checkpointing import as_parts, start_program
-from shoal.experiment.directory import RunDirectory, read_weights
-from shoal.experiment.options import RunOptions
 from shoal.experiment.resuming import Plan, finished, plan
 from shoal.program import Program
+from shoal.runs import records
+from shoal.runs.directory import RunDirectory, read_weights
+from shoal.runs.options import RunOptions
 from shoal.services.metrics import LASTING, Metrics
 
 META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 900, "seconds": 3.0, "evaluations": 0}

@@ -17,20 +17,20 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import apex_dqn, impala
+from shoal.analysis import plots
 from shoal.checkpoints import RunLock
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.errors import UserError
-from shoal.experiment import plots
-from shoal.experiment.directory import RunDirectory
 from shoal.experiment.ending import METRICS, Final
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callbacks
-from shoal.experiment.options import RunOptions
 from shoal.experiment.training import _finish, resumed_experiment, train
 from shoal.experiment.watching import LATE, take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
+from shoal.runs.directory import RunDirectory
+from shoal.runs.options import RunOptions
 from shoal.runtime import RunFailed, Supervisor, launch
 from shoal.versions import make_version
 

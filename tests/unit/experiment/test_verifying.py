@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from shoal.checkpoints import Checkpoint, Checkpoints
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.experiment import verifying
-from shoal.experiment.comparing import _same, _unequal, cannot_be_saved, checkpoints_by_updates, differences
+from shoal.experiment.bitwise import _same, _unequal, cannot_be_saved, checkpoints_by_updates, differences
 from shoal.experiment.verifying import Verdict, _judge, verify
 from shoal.program import Program
 

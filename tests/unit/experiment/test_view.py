@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shoal.analysis.measures import key_measures, measures, number, packed
 from shoal.experiment import view
-from shoal.experiment.measures import key_measures, measures, number, packed
 from shoal.experiment.progress import Progress
 
 ACTOR_CRITIC = {"loss": 0.227, "policy_loss": -0.02, "value_loss": 0.067, "entropy": 0.61, "grad_norm": 0.31}

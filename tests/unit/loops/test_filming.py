@@ -14,10 +14,10 @@ from gymnasium import spaces
 from shoal import envs
 from shoal.envs.pictures import check_drawn
 from shoal.errors import UserError
-from shoal.experiment.options import RunOptions
 from shoal.loops import filming
 from shoal.loops.filming import UNDER_WAY, Filming, FilmPlan
 from shoal.program import Context, set_current
+from shoal.runs.options import RunOptions
 
 
 class Shown(gymnasium.Env[Any, Any]):

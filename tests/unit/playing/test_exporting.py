@@ -20,11 +20,11 @@ from tests.saved_runs import saved_run
 from tests.unit.playing.export_cases import CASES, QUICK
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.errors import UserError
-from shoal.experiment import registry
 from shoal.playing import exporting
 from shoal.playing.exporting import _as_environment, _check, export
+from shoal.runs import registry
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "play_export.py"
 

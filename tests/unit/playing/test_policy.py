@@ -20,11 +20,11 @@ from tests.saved_runs import saved_run
 import shoal
 from shoal import envs
 from shoal.acting import zero_where
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.envs import describing, trial
 from shoal.errors import UserError
-from shoal.experiment import registry
 from shoal.playing import Evaluation, TrainedPolicy
+from shoal.runs import registry
 
 ENVS = {"apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 ALGORITHMS = [(name, {}) for name in registry.names()] + [

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tests.saved_runs import saved_run
 
 import shoal
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.envs import describing, trial
 from shoal.errors import UserError
 from shoal.playing import Recording

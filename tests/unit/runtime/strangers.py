@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal.program import Client, Context
-from shoal.runtime.endpoints import ABSTRACT, Endpoint
-from shoal.runtime.identity import Authority, Identity
-from shoal.runtime.listener import Listener
-from shoal.runtime.local.rpc import serve
-from shoal.runtime.local.transport import Connection
-from shoal.runtime.remote import make_lanes
+from shoal.runtime.network.endpoints import ABSTRACT, Endpoint
+from shoal.runtime.network.identity import Authority, Identity
+from shoal.runtime.network.listener import Listener
+from shoal.runtime.network.rpc import serve
+from shoal.runtime.network.transport import Connection
+from shoal.runtime.ray.remote import make_lanes
 
 AUTHORITY = Authority()
 

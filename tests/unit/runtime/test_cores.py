@@ -10,8 +10,7 @@ import pytest
 from shoal import sync
 from shoal.program import Program
 from shoal.replay import Replay, Table
-from shoal.runtime import launch
-from shoal.runtime.local import cores
+from shoal.runtime import cores, launch
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"

@@ -14,12 +14,12 @@ import pytest
 from strangers import AUTHORITY, client_of, listening
 
 from shoal.program import NodeDied
-from shoal.runtime import endpoints
-from shoal.runtime.endpoints import ABSTRACT, NOWHERE, Endpoint, connect, loopback
-from shoal.runtime.identity import Identity
-from shoal.runtime.listener import Listener
-from shoal.runtime.local.rpc import LocalLane
-from shoal.runtime.secure import SecureConnection
+from shoal.runtime.network import endpoints
+from shoal.runtime.network.endpoints import ABSTRACT, NOWHERE, Endpoint, connect, loopback
+from shoal.runtime.network.identity import Identity
+from shoal.runtime.network.listener import Listener
+from shoal.runtime.network.rpc import LocalLane
+from shoal.runtime.network.secure import SecureConnection
 
 
 @pytest.fixture(params=["near", "loopback", "far"])

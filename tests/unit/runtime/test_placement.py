@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.runtime.placement import moves
+from shoal.runtime.ray.placement import moves
 
 
 def test_a_machine_that_joins_gets_its_share_from_those_that_have_most() -> None:

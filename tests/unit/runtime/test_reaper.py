@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.reaper import Reaper
+from shoal.runtime.ray.reaper import Reaper
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 HOLD = "import sys, time; file = open(sys.argv[1], 'w'); print('open', flush=True); time.sleep(60)"
 RUN = """
 import os, subprocess, sys
-from shoal.runtime.reaper import Reaper
+from shoal.runtime.ray.reaper import Reaper
 reaper = Reaper(sys.argv[1])
 os.kill(os.getpid(), 9)
 """

@@ -12,8 +12,8 @@ import pytest
 from shoal import sync
 from shoal.program import Context, NodeDied
 from shoal.replay import Replay, Table, Writer, rollout
-from shoal.runtime.local.rpc import LocalLane, serve
-from shoal.runtime.local.transport import Connection, pair
+from shoal.runtime.network.rpc import LocalLane, serve
+from shoal.runtime.network.transport import Connection, pair
 
 
 class Unreadable:

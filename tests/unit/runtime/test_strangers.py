@@ -17,13 +17,13 @@ import pytest
 from strangers import AUTHORITY, client_of, listening
 
 from shoal.program import NodeDied
-from shoal.runtime import endpoints
-from shoal.runtime import listener as answering
-from shoal.runtime.endpoints import ABSTRACT, Endpoint, connect
-from shoal.runtime.identity import Authority, Identity, Trust
-from shoal.runtime.listener import MOST, Listener
-from shoal.runtime.local.rpc import LocalLane
-from shoal.runtime.local.transport import Closed, Connection
+from shoal.runtime.network import endpoints
+from shoal.runtime.network import listener as answering
+from shoal.runtime.network.endpoints import ABSTRACT, Endpoint, connect
+from shoal.runtime.network.identity import Authority, Identity, Trust
+from shoal.runtime.network.listener import MOST, Listener
+from shoal.runtime.network.rpc import LocalLane
+from shoal.runtime.network.transport import Closed, Connection
 
 
 class Trap:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shoal.program import Context, Handle, Node, Program
-from shoal.runtime.local import rpc
-from shoal.runtime.local.rpc import LocalLane
-from shoal.runtime.local.transport import Connection, pair
+from shoal.runtime.network import rpc
+from shoal.runtime.network.rpc import LocalLane
+from shoal.runtime.network.transport import Connection, pair
 from shoal.runtime.processes import ProcessRun
 from shoal.runtime.supervise import FIRST_BACKOFF, Hang, Loss, RunFailed, Supervisor
 from shoal.runtime.supervised import SETTLING, STARTING, Beat, Event, Finished, Lost, Supervision

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.runtime.local.transport import HAS_MEMFD, LARGE, Closed, Connection, pair
+from shoal.runtime.network.transport import HAS_MEMFD, LARGE, Closed, Connection, pair
 
 needs_memfd = pytest.mark.skipif(not HAS_MEMFD, reason="needs memfd")
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.cli import main
-from shoal.commands.sweep import headline
+from shoal.arguments.config_files import load
+from shoal.cli.commands.sweep import headline
+from shoal.cli.main import main
 from shoal.errors import UserError
-from shoal.experiment.config_files import load
 from shoal.sweeps import processes, report, running, search, sweep
 from shoal.sweeps.log import SweepLog
 from shoal.sweeps.report import explained

@@ -18,8 +18,8 @@ from typing import Any
 from shoal import sync
 from shoal.program import Client, Context, Node
 from shoal.runtime import host
-from shoal.runtime.local.rpc import LocalLane, serve
-from shoal.runtime.local.transport import Closed, Connection
+from shoal.runtime.network.rpc import LocalLane, serve
+from shoal.runtime.network.transport import Closed, Connection
 from shoal.runtime.supervised import Beat, Event, Finished
 
 GRACE = 3.0  # seconds a node may take to end by itself

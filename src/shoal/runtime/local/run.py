@@ -18,9 +18,9 @@ from shoal.program import Context, Node, Program
 from shoal.runtime.host import BEAT
 from shoal.runtime.local import limits
 from shoal.runtime.local.node import GRACE, Start
-from shoal.runtime.local.rpc import LocalLane
-from shoal.runtime.local.transport import DESCRIPTORS, HAS_MEMFD, Closed, Connection, pair
 from shoal.runtime.local.zygote import CAN_FORK, Launcher, Spawner, Zygote
+from shoal.runtime.network.rpc import LocalLane
+from shoal.runtime.network.transport import DESCRIPTORS, HAS_MEMFD, Closed, Connection, pair
 from shoal.runtime.processes import ProcessRun
 from shoal.runtime.supervise import RunFailed, Supervisor
 from shoal.runtime.supervised import Event, Lost

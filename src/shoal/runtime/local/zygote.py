@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from shoal.runtime.host import single_threaded_environment
 from shoal.runtime.local import limits
-from shoal.runtime.local.transport import HAS_MEMFD, Closed, Connection, pair
+from shoal.runtime.network.transport import HAS_MEMFD, Closed, Connection, pair
 
 PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoal.replay", "shoal.envs")
 SHARED = ("shoal", "gymnasium")  # packages of which it imports whatever the parent has

@@ -18,9 +18,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.errors import UserError
 from shoal.program import Node
-from shoal.runtime import host, placement
-from shoal.runtime.reaper import Reaper
-from shoal.runtime.remote import RemoteNode
+from shoal.runtime import host
+from shoal.runtime.ray import placement
+from shoal.runtime.ray.reaper import Reaper
+from shoal.runtime.ray.remote import RemoteNode
 
 ray: Any = typed_ray  # its own types are incomplete
 OBJECT_STORE = 1 << 27  # bytes; nothing of ours goes through it

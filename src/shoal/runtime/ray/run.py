@@ -23,13 +23,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.errors import UserError
 from shoal.program import Context, Node, Program
-from shoal.runtime import placement
-from shoal.runtime.endpoints import NOWHERE, Endpoint, connect
-from shoal.runtime.identity import Authority
-from shoal.runtime.local.rpc import LocalLane
+from shoal.runtime.network.endpoints import NOWHERE, Endpoint, connect
+from shoal.runtime.network.identity import Authority
+from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.processes import ProcessRun
+from shoal.runtime.ray import placement
 from shoal.runtime.ray.cluster import Cluster
-from shoal.runtime.remote import BEAT, RemoteNode, make_lanes
+from shoal.runtime.ray.remote import BEAT, RemoteNode, make_lanes
 from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Beat, Event, Finished, Lost
 

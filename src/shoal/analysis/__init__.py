@@ -1,0 +1,1 @@
+"""What runs came to, over seeds and settings: curves, comparisons, statistics."""

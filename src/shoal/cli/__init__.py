@@ -1,0 +1,1 @@
+"""The `shoal` command: what is typed, and a module for each command."""

@@ -1,0 +1,98 @@
+"""What commands share: exit codes, and how they tell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TextIO
+
+from shoal.arguments.words import Typed, read
+from shoal.config import validate
+from shoal.errors import UserError
+
+OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+WHOLE = re.compile(r"`[^`\n]*`|pip install \S+|shoal [a-z]+ \S+")  # commands within sentences
+NO_BREAK = "\N{NO-BREAK SPACE}"
+EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
+    "shoal train": (
+        "shoal train ppo --env CartPole-v1",
+        "shoal train sac --env Pendulum-v1 --stop-steps 1e5 --seed 1",
+        "shoal train impala --env my_module:make_env --network my_module:Net",
+        "shoal train --config run.toml",
+    ),
+    "shoal doctor": (
+        "shoal doctor --env my_module:make_env",
+        "shoal doctor --env my_module:make_env --network my_module:Net --algorithm ppo",
+    ),
+    "shoal resume": ("shoal resume runs/NAME", "shoal resume runs/NAME --stop-steps 2e6 --actors 4"),
+    "shoal config": ("shoal config runs/NAME > run.toml", "shoal train --config run.toml --seed 2"),
+    "shoal eval": ("shoal eval runs/NAME --episodes 100", "shoal eval runs/NAME:best --seed 1 --json"),
+    "shoal record": ("shoal record runs/NAME --output film.gif --episodes 3",),
+    "shoal export": ("shoal export runs/NAME --format onnx --output policy",),
+    "shoal sweep": ("shoal sweep sweep.toml", "shoal sweep sweep.toml --parallel 4 --trials 20"),
+    "shoal runs": ("shoal runs --sort return", "shoal runs --where state=crashed,env=CartPole-v1"),
+    "shoal status": ("shoal status runs/NAME",),
+    "shoal compare": ("shoal compare runs/* --by learning_rate",),
+    "shoal diff": ("shoal diff runs/A runs/B",),
+    "shoal plot": ("shoal plot runs/* --output curve.png",),
+    "shoal verify": ("shoal verify apex_dqn --env CartPole-v1 --updates 20",),
+    "shoal bench throughput": ("shoal bench throughput impala --env CartPole-v1 --repeat 5",),
+    "shoal bench limits": ("shoal bench limits impala --env CartPole-v1",),
+    "shoal bench replay": ("shoal bench replay --quick",),
+    "shoal bench checkpoints": ("shoal bench checkpoints --seconds 30",),
+}
+
+
+def parse(words: Sequence[str], command: str, description: str, options: type[Any], operands: str = "") -> Typed:
+    """What was typed for a command whose options are one dataclass; `--help` prints it and ends."""
+    typed = read(words, [options], command, positional=bool(operands))
+    if typed.help:
+        print_help(command, description, options(), words=operands)
+    validate(typed.make(options))
+    return typed
+
+
+def one_run(typed: Typed, command: str) -> str:
+    """The run directory that a command was given."""
+    if len(typed.words) != 1:
+        raise UserError(f"{command} needs one run directory: {command} runs/NAME [OPTIONS]; see {command} --help.")
+    return typed.words[0]
+
+
+def print_help(command: str, description: str, *parts: Any, words: str = "", examples: Sequence[str] = ()) -> NoReturn:
+    from shoal.arguments.usage import help_text
+
+    print(help_text(command, description, parts, words, examples or EXAMPLES.get(command, ())))
+    raise SystemExit(OK)
+
+
+def print_json(record: Mapping[str, Any] | Sequence[Any]) -> None:
+    sys.stderr.flush()
+    print(json.dumps(record), flush=True)
+
+
+def warn(text: str) -> None:
+    print(fit(f"shoal: {text}", sys.stderr), file=sys.stderr, flush=True)
+
+
+def terminal_width() -> int | None:
+    """Columns that there are for tables; None where stdout is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fit(text: str, stream: TextIO) -> str:
+    """Lines that a terminal does not break within words; commands, which are copied, stay whole. As it is without a
+    terminal: other programs read lines."""
+    if not stream.isatty():
+        return text
+    whole = WHOLE.sub(lambda found: found.group().replace(" ", NO_BREAK), text)
+    width = shutil.get_terminal_size().columns
+    lines = (
+        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else [line]
+        for line in whole.split("\n")
+    )
+    return "\n".join(line for each in lines for line in each).replace(NO_BREAK, " ")

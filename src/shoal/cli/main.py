@@ -1,0 +1,288 @@
+"""The `shoal` command.
+
+Nothing heavy is imported before it is needed: the first thing that `shoal train` does is to start the process that
+imports torch for the nodes, on the other core.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shoal
+from shoal.arguments.command_options import Output
+from shoal.arguments.config_files import OWNERS, take_config
+from shoal.arguments.words import HELP, peek, read
+from shoal.cli import commands
+from shoal.cli.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
+from shoal.cli.commands.common import ERROR, EXAMPLES, INTERRUPTED, OK, USAGE, fit, print_json, warn
+from shoal.config import did_you_mean
+from shoal.errors import UserError
+from shoal.runs.options import RunOptions
+
+if TYPE_CHECKING:
+    from shoal.experiment.experiment import Experiment
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+OVERVIEW = """\
+usage: shoal COMMAND …
+
+Train
+  train ALGORITHM --env ENV  until the task is solved, or a stop rule is met
+  train --config FILE.toml   the same, with options in a file
+  doctor --env ENV           examine your environment and network before that
+  resume RUN                 go on with a run that was interrupted or killed
+  sweep FILE.toml            try values of options, over seeds
+  algorithms                 what can be trained with
+
+Look at runs (RUN is a folder that a training has printed, such as runs/NAME)
+  runs                       a list of them, with their state
+  status RUN                 how one stands, also while it goes on
+  config RUN                 its options, as a file for train --config
+  plot RUN...                curves, with intervals over seeds
+  compare RUN...             returns over seeds, with intervals
+  diff RUN RUN               in what two of them differ
+
+Use what was trained
+  eval RUN                   play fresh episodes
+  record RUN                 film it: mp4 or gif
+  export RUN                 as a file that needs no Shoal: ONNX or torch
+
+Measure and prove
+  bench throughput ALGORITHM steps per second of the same program
+  bench limits ALGORITHM     what this machine allows, part by part
+  bench replay               items per second of the replay service
+  bench checkpoints          what checkpoints cost a learner
+  verify ALGORITHM           that a killed run resumes to the last bit
+
+  completion                 a script that completes these words in bash and zsh
+  --version
+
+Every command has --help. The quickest start: shoal train ppo --env CartPole-v1"""
+
+COMPLETION = """\
+usage: shoal completion
+
+Print a script with which bash completes commands, algorithms, options, choices
+and files. Once, and again after Shoal was updated:
+
+  shoal completion > ~/.shoal-completion
+  echo 'source ~/.shoal-completion' >> ~/.bashrc
+
+In zsh, ~/.zshrc needs a line before that:
+
+  autoload -U bashcompinit && bashcompinit"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    started = time.monotonic() - _age()
+    for variable in THREADS:  # before numpy and torch are imported: a run has many processes, each with one thread
+        os.environ.setdefault(variable, "1")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    before = _end_like_interrupt()
+    try:
+        return _dispatch(words, started)
+    except UserError as error:
+        warn(str(error))
+        return USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not _unheard():
+            raise
+        return ERROR
+    finally:
+        _cool()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_like_interrupt() -> dict[int, Any]:
+    """From the first line on, SIGTERM and SIGHUP (a closed terminal) end like Ctrl-C; what handled them before."""
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
+            before[number] = signal.signal(number, signal.default_int_handler)
+    return before
+
+
+def _unheard() -> bool:
+    """Whether nobody reads what is printed any more, as after `shoal … | head`; nothing more is then said about it."""
+    asked = select.poll()
+    asked.register(sys.stdout.fileno())
+    if not any(event & select.POLLERR for _, event in asked.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def _dispatch(words: Sequence[str], started: float) -> int:
+    own: dict[str, Callable[[Sequence[str], float], int]] = {
+        "train": _train,
+        "resume": _resume,
+        "algorithms": _algorithms,
+        "completion": _completion,
+    }
+    if words and words[0] == "help":  # shoal help train is shoal train --help
+        words = [*words[1:], "--help"]
+    if not words or words[0] in HELP:
+        print(OVERVIEW)
+        return OK
+    if words[0] == "--version":
+        print(f"shoal {shoal.__version__}")
+        return OK
+    if words[0] in commands.NAMES:
+        return commands.run(words[0], words[1:])
+    if words[0] not in own:
+        near = did_you_mean(words[0], [*own, *commands.NAMES])
+        raise UserError(f"There is no command {words[0]}: see shoal --help.{near}")
+    return own[words[0]](words[1:], started)
+
+
+# ---- train -----------------------------------------------------------------------------------------------------------
+
+
+def _train(words: Sequence[str], started: float) -> int:
+    file, words = take_config(words)
+    if file is not None and (not words or words[0].startswith("-")):
+        words = [file.named_algorithm(), *words]
+    name, words = take_algorithm("train", words)
+    words = words if file is None else [*file.words(), *words]
+    warm(words)
+    if not any(word in HELP for word in words):  # the imports that follow take seconds
+        print(f"starting {name} on {peek(words, 'env', 'its environment')} …", file=sys.stderr, flush=True)
+    if file is not None:
+        from shoal.runs import registry
+
+        file.check([*OWNERS, registry.load(name).Config])
+    if peek(words, "resume", "never") == "auto" and not any(word in HELP for word in words):
+        run_dir = Path(peek(words, "run_dir", ""))
+        if not run_dir.name:
+            raise UserError("--resume auto needs --run-dir: the folder of the run that is started or goes on.")
+        if (run_dir / "config.json").is_file():
+            return _go_on(run_dir, name, words, started)
+    algorithm, env, config, typed = configure("train", name, words, RunOptions, Output)
+    from shoal.experiment.experiment import Experiment
+
+    experiment = Experiment(name, algorithm, config, env, typed.make(RunOptions), started)
+    return _run(experiment, typed.make(Output).json)
+
+
+def _resume(words: Sequence[str], started: float) -> int:
+    if not words or words[0] in HELP:
+        print(
+            "usage: shoal resume RUN [OPTIONS]\n\n"
+            "Go on with a run that was interrupted or killed, from its newest checkpoint.\n"
+            "Options are those of shoal train: what is given takes the place of what the\n"
+            "run was started with.\n\nFor example:\n  " + "\n  ".join(EXAMPLES["shoal resume"])
+        )
+        return OK if words else USAGE
+    if words[0].startswith("-"):
+        raise UserError(f"shoal resume needs a run directory first: shoal resume runs/NAME {' '.join(words)}")
+    warm(words[1:])
+    print(f"going on with {words[0]} …", file=sys.stderr, flush=True)
+    return _go_on(Path(words[0]), None, words[1:], started)
+
+
+def _go_on(path: Path, name: str | None, words: Sequence[str], started: float) -> int:
+    """Resume a run; by `shoal train … --resume auto`, which is typed the same every time, with the algorithm's name."""
+    from shoal.experiment.resuming import finished, plan
+    from shoal.experiment.training import resumed_experiment
+    from shoal.runs import directory, registry
+
+    recorded = directory.read_config(path)["algorithm"]
+    if name is not None and registry.lasting_name(name) != recorded:
+        raise UserError(f"{path} is a run of {registry.short_name(recorded)}, not of {name}: give another --run-dir.")
+    algorithm = registry.load(recorded)
+    typed = read(words, [RunOptions, Output, algorithm.Config], f"shoal {'resume' if name is None else 'train'}")
+    as_json = typed.make(Output).json
+    options = {
+        key: value
+        for key, value in typed.values[RunOptions].items()
+        if name is None or key not in ("resume", "run_dir")
+    }
+    if name is not None and (summary := finished(path)) is not None:
+        print(f"the run in {path} has ended (stopped by {summary['stopped_by']})", file=sys.stderr)
+        if as_json:
+            print_json({key: value for key, value in summary.items() if key not in ("times", "life")})
+        return OK
+    found = plan(path, options, typed.values[algorithm.Config])
+    return _run(resumed_experiment(found, started), as_json)
+
+
+def _run(experiment: Experiment, as_json: bool) -> int:
+    from shoal.experiment import view
+    from shoal.runtime import RunFailed
+
+    result, failure = experiment.run(view.choose(quiet=False, json=as_json))
+    stream = sys.stderr if as_json else sys.stdout
+    print(fit("\n".join(view.summary(result)), stream), file=stream, flush=True)
+    if failure is not None:
+        if isinstance(failure, RunFailed) and failure.traceback:
+            print(failure.traceback.rstrip(), file=sys.stderr)
+        warn(str(failure))
+    if as_json:
+        print_json(result.as_dict())
+    return ERROR if failure is not None else result.exit_code
+
+
+# ---- the other commands ----------------------------------------------------------------------------------------------
+
+
+def _algorithms(words: Sequence[str], started: float) -> int:
+    if words and words[0] not in HELP:
+        raise UserError(f"shoal algorithms takes no arguments, not {' '.join(words)}.")
+    from shoal.runs import registry
+
+    print(algorithm_lines(registry.names()))
+    return OK
+
+
+def _completion(words: Sequence[str], started: float) -> int:
+    if words:
+        if words[0] not in HELP:
+            raise UserError(f"shoal completion takes no arguments, not {' '.join(words)}.")
+        print(COMPLETION)
+        return OK
+    from shoal.arguments.usage import completion_script
+    from shoal.runs import registry
+
+    others: dict[str, list[type[Any]]] = {"train": [RunOptions, Output], "resume": [RunOptions, Output]}
+    others |= commands.options()
+    others |= {"algorithms": [], "completion": []}
+    algorithms = {name: [registry.load(name).Config] for name in registry.names()}
+    print(completion_script(others, algorithms, ("train", *commands.TAKE_ALGORITHM)))
+    return OK
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _cool() -> None:
+    """End what `warm` started, when no run has taken it over."""
+    local = sys.modules.get("shoal.runtime.local.run")
+    if local is not None:
+        local.cool()
+
+
+def _age() -> float:
+    """Seconds since this process was started, where the system tells; imports before `main` count too."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+    return age if 0.0 <= age < 60.0 else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
