@@ -30,6 +30,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "flat": ("errors", "torch"),
     "films": ("errors", "numpy imageio PIL"),
     "batches": ("tree", "numpy torch"),
+    "learning": ("batches", "torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),
