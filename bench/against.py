@@ -5,6 +5,7 @@
 
 A machine of which others have a share moves by tens of per cent from minute to minute: both sides have many short
 turns, and the median of the ratios of neighbouring turns is told with the interval that holds it in 90 of 100 cases.
+Two figures: processor time of all processes for each step that was trained on, which moves least, and steps per second.
 With --together both run at once and share all cores: what the machine does to one it does to the other, so that far
 fewer turns tell them apart.
 """
@@ -12,29 +13,85 @@ fewer turns tell them apart.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
 import statistics
+import subprocess
+import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.peers import ROOT, last_line
+import psutil
+from bench.peers import ROOT
 
 from shoal.runs import registry
 
-
-def rate(tree: Path, algorithm: str, seconds: float) -> float:
-    command = [tree / ".venv" / "bin" / "shoal", "bench", "throughput", algorithm, "--seconds", seconds, "--json"]
-    flags = [] if tree != ROOT else ["--no-limits"]
-    return float(last_line(*command, *flags)["env_steps_per_second"])
+LOOK = 0.05  # seconds between two looks at the processes
 
 
-def in_turn(trees: tuple[Path, Path], algorithm: str, seconds: float) -> list[float]:
-    return [rate(tree, algorithm, seconds) for tree in trees]
+class Turn(NamedTuple):
+    rate: float  # environment steps per second
+    cost: float  # seconds of processor time for each step that was trained on
 
 
-def together(trees: tuple[Path, Path], algorithm: str, seconds: float) -> list[float]:
+class Look(NamedTuple):
+    when: float
+    processes: int
+    used: float  # seconds of processor time, of all that are there
+
+
+def look(command: psutil.Process) -> Look:
+    used, count = 0.0, 0
+    for process in [command, *command.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        used, count = used + times.user + times.system, count + 1
+    return Look(time.monotonic(), count, used)
+
+
+def processors_in_use(looks: list[Look], seconds: float) -> float:
+    """Processor seconds per second in the last `seconds` before the first process ended: what was measured last."""
+    most = max(found.processes for found in looks)
+    last = next(found for found in reversed(looks) if found.processes == most)
+    first = next(found for found in looks if found.when >= last.when - seconds and found.processes == most)
+    return (last.used - first.used) / (last.when - first.when)
+
+
+def turn(tree: Path, algorithm: str, seconds: float) -> Turn:
+    words = ["bench", "throughput", algorithm, "--seconds", str(seconds), "--no-limits", "--json"]
+    command = [str(tree / ".venv" / "bin" / "shoal"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    looks = []
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as running:
+        process = psutil.Process(running.pid)
+        while running.poll() is None:
+            try:
+                looks.append(look(process))
+            except psutil.NoSuchProcess:
+                break
+            time.sleep(LOOK)
+        assert running.stdout is not None
+        printed = running.stdout.read()
+    if running.returncode:
+        raise SystemExit(f"{' '.join(command)} failed")
+    found = json.loads(printed.strip().splitlines()[-1])
+    return Turn(found["env_steps_per_second"], processors_in_use(looks, seconds) / found["trained_steps_per_second"])
+
+
+def in_turn(trees: tuple[Path, Path], algorithm: str, seconds: float) -> list[Turn]:
+    return [turn(tree, algorithm, seconds) for tree in trees]
+
+
+def together(trees: tuple[Path, Path], algorithm: str, seconds: float) -> list[Turn]:
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda tree: rate(tree, algorithm, seconds), trees))
+        return list(threads.map(lambda tree: turn(tree, algorithm, seconds), trees))
 
 
 def interval(ratios: list[float], share: float = 0.9, draws: int = 2000) -> tuple[float, float]:
@@ -62,14 +119,17 @@ def main() -> None:
             order = (before, ROOT) if turn % 2 == 0 else (ROOT, before)
             found = dict(zip(order, measure(order, algorithm, options.seconds)))
             pairs.append((found[before], found[ROOT]))
-        then, now = (statistics.median(side) for side in zip(*pairs))
-        ratios = [new / old for old, new in pairs]
-        low, high = interval(ratios)
-        print(
-            f"{algorithm:10} {then:12,.0f} → {now:12,.0f} env steps/s, "
-            f"ratio {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}, {options.rounds} rounds)",
-            flush=True,
-        )
+        costs, rates = ([(getattr(old, name), getattr(new, name)) for old, new in pairs] for name in ("cost", "rate"))
+        print(f"{algorithm:10} {line(costs, 1e6)} µs of processor time per trained step", flush=True)
+        print(f"{'':10} {line(rates)} env steps/s ({options.rounds} rounds)", flush=True)
+
+
+def line(pairs: Iterable[tuple[float, float]], unit: float = 1.0) -> str:
+    pairs = list(pairs)
+    then, now = (statistics.median(side) * unit for side in zip(*pairs))
+    ratios = [new / old for old, new in pairs]
+    low, high = interval(ratios)
+    return f"{then:10,.1f} → {now:10,.1f}, ratio {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
 if __name__ == "__main__":

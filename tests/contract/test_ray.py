@@ -9,12 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from probe_nodes import Clock, Service
+from test_programs import UPDATES, finish, tiny_program
 
 from shoal.errors import UserError
 from shoal.program import Program, Resources
 from shoal.runtime import launch
+from shoal.versions import number
 
 pytestmark = pytest.mark.ray
 ray: Any = pytest.importorskip("ray")
@@ -145,3 +148,20 @@ def test_every_run_has_a_namespace_of_its_own() -> None:
         one.client(service).append(1)
         assert other.client(service).log() == []
         assert one.pids() != other.pids()
+
+
+FAMILIES: dict[str, dict[str, Any]] = {  # one of each kind of program; the others: make test-cluster
+    "ppo": {"learners": 2},  # rollouts, a quota for each version, gradients averaged
+    "apex_dqn": {"shards": 2},  # a prioritised replay in parts
+    "a3c": {},  # workers around a gradient service
+    "r2d2": {"inference": "central"},  # sequences and recurrent states, acted for centrally
+}
+
+
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_a_program_of_every_family_runs_on_ray(algorithm: str) -> None:
+    with launch(tiny_program(algorithm, **FAMILIES[algorithm]), "ray") as run:
+        version, weights = finish(run)
+        assert number(version) >= UPDATES
+        assert all(np.isfinite(value).all() for value in weights.values())
+        assert run.supervisor.restarts.total() == 0
