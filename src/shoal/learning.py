@@ -19,6 +19,7 @@ class Update:
     priorities: Tensor | None = None  # [items]: how surprising each was, for a source that draws by it
     applied: bool = True  # False where it was refused, because loss or gradient were not finite
     note: str | None = None  # a sentence for the user
+    waited: float = 0.0  # seconds of it, for other nodes
 
 
 class Learner(Protocol):

@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal.algorithms.impala import PRESETS, Config, Impala, make_policy
 from shoal.envs import EnvSpec
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.program import Program
 from shoal.replay import Table
@@ -53,7 +54,7 @@ class Numbered(gym.Env[Any, Any]):
 class WritesDown(Impala):
     """Slower than the actors, so that its queue is full."""
 
-    def update(self, batch: Any) -> dict[str, Any]:
+    def update(self, batch: Any) -> Update:
         rows = batch["observation"][:-1].numpy().astype(np.int64)
         out = os.open(os.environ[FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -61,7 +62,7 @@ class WritesDown(Impala):
         finally:
             os.close(out)
         time.sleep(0.01)
-        return {"applied": True}
+        return Update({})
 
 
 def read_rows(file: Path) -> np.ndarray[Any, Any]:

@@ -40,12 +40,14 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "services": ("acting buffers errors flat program replay retry state sync tree versions", "torch numpy"),
     "optim": ("flat services sync", "torch"),
     "loops": (
-        "acting batches envs errors factories films nets optim program replay retry services state sync tree versions",
+        "acting batches envs errors factories films learning nets optim program replay "
+        "retry services state sync tree versions",
         "torch numpy",
     ),
     "runtime": ("buffers errors program sync", "numpy cloudpickle cryptography"),
     "algorithms": (
-        "acting batches config envs errors functional loops nets optim options program replay schedules services state",
+        "acting batches config envs errors functional learning loops nets optim options program replay "
+        "schedules services state",
         "torch numpy",
     ),
     "runs": ("algorithms checkpoints config envs errors factories films", "numpy torch pandas wandb"),
@@ -64,7 +66,10 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch gymnasium cloudpickle",
     ),
     "sweeps": ("analysis arguments checkpoints config errors experiment runs", "numpy optuna matplotlib"),
-    "bench": ("acting envs errors experiment flat loops nets optim program replay runs runtime tree", "numpy torch"),
+    "bench": (
+        "acting envs errors experiment flat learning loops nets optim program replay runs runtime tree",
+        "numpy torch",
+    ),
     "cli": ("analysis arguments bench config diagnosis envs errors experiment playing runs runtime sweeps", "rich"),
     "__main__": ("cli", ""),
     "__init__": ("diagnosis errors experiment playing runs runtime sweeps", ""),

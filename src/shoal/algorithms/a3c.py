@@ -24,6 +24,7 @@ from shoal.errors import UserError
 from shoal.functional.policy_gradient import actor_critic_loss
 from shoal.functional.returns import learned_rewards
 from shoal.functional.vtrace import vtrace
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, Wiring
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.options import ATARI, Acting, PolicyAndValue, PolicyGradient, Rewards
@@ -96,14 +97,14 @@ class A3C(Stateful):
     def finished(self) -> bool:
         return self.optimizer.finished
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """Push the gradient of one rollout [T+1, B, ...]; row T only bootstraps."""
         if not self.network.training:  # it has acted
             self.network.train()
         loss, rows, metrics = self.loss(batch)
         push = self.optimizer.step(loss * self.cfg.loss_scale, rows)
         self.policy.refresh()
-        return metrics | {"grad_norm": push.grad_norm, "applied": push.applied, "waited": push.waited}
+        return Update(metrics | {"grad_norm": push.grad_norm}, applied=push.applied, waited=push.waited)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss over valid rows, their number, and metrics."""

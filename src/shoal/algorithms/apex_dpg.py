@@ -26,6 +26,7 @@ from shoal.functional.deterministic import squashed_policy_loss
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, Critic, make_bodies
@@ -86,19 +87,20 @@ class ApexDPG(Stateful):
         self.critic_optimizer = make(self.network.critic.parameters(), rate=cfg.critic_rate)
         self.target = Target(self.network, cfg.target_every, cfg.target_rate)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One update of both networks from columns [B, ...] of n-step transitions and "importance" [B]."""
         critic_loss, priorities, metrics = self.critic_loss(batch)
         items = torch.tensor(len(priorities))
         critic = self.critic_optimizer.step(critic_loss, items)
         metrics |= {"critic_loss": critic_loss.detach(), "critic_grad_norm": critic.grad_norm}
         if not critic.applied:
-            return metrics | {"applied": False}
+            return Update(metrics, applied=False)
         actor_loss, slopes = self.actor_loss(batch["observation"])
         actor = self.actor_optimizer.step(actor_loss, items)
         self.target.follow(self.critic_optimizer.updates)
         metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor.grad_norm, "slope": slopes.mean()}
-        return metrics | {"target_drift": Drift(self.target), "applied": actor.applied, "priorities": priorities}
+        metrics["target_drift"] = Drift(self.target)
+        return Update(metrics, priorities=priorities, applied=actor.applied)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss, weighted by importance, the items' priorities [B], and metrics."""

@@ -24,6 +24,7 @@ from shoal.functional.distributional import quantile_huber_loss, quantile_priori
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, chosen, double_q_values, huber, importance_mean, value_metrics
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_q_network
@@ -106,13 +107,13 @@ class ApexDQN(Stateful):
         )
         self.target = Target(self.network, cfg.target_every)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One update from columns [B, ...] of n-step transitions and, if prioritised, "importance" [B]."""
         loss, priorities, metrics = self.loss(batch)
         step = self.optimizer.step(loss, torch.tensor(len(priorities)))
         self.target.follow(self.optimizer.updates)
-        metrics |= {"grad_norm": step.grad_norm, "applied": step.applied, "target_drift": Drift(self.target)}
-        return metrics | {"priorities": priorities} if step.applied else metrics
+        metrics |= {"grad_norm": step.grad_norm, "target_drift": Drift(self.target)}
+        return Update(metrics, priorities=priorities if step.applied else None, applied=step.applied)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss, weighted by importance, the items' priorities [B], and metrics."""

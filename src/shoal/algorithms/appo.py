@@ -24,6 +24,7 @@ from shoal.functional.normalisation import masked_sums, normalise_advantages
 from shoal.functional.policy_gradient import entropy_bonus, value_loss
 from shoal.functional.surrogate import approximate_kl, asynchronous_surrogate_loss, clipped_fraction
 from shoal.functional.vtrace import vtrace
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
@@ -71,7 +72,7 @@ class APPO(Stateful):
         options: dict[str, Any] = {"rate": self.schedule, "epsilon": cfg.epsilon, "clip_norm": cfg.grad_clip}
         self.optimizer = optim.make(network.parameters(), peers, **options)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One learner step from time-major columns [T+1, B, ...]; row T only bootstraps."""
         copied = self.target.follow(int(self.steps))
         self.steps += 1
@@ -84,7 +85,8 @@ class APPO(Stateful):
                 applied &= report.applied
         if self.network.normalizer is not None:
             self.network.normalizer.update(batch["observation"], batch["valid"], self.total)
-        return metrics | {"grad_norm": report.grad_norm, "learning_rate": self.schedule(), "applied": applied}
+        metrics |= {"grad_norm": report.grad_norm, "learning_rate": self.schedule()}
+        return Update(metrics, applied=applied)
 
     @torch.no_grad()
     def prepare(self, batch: Batch, copied: bool = False) -> Batch:

@@ -28,6 +28,7 @@ from shoal.functional.distributional import categorical_loss, mass_outside, proj
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, Critic, SupportWatch, make_bodies
@@ -107,22 +108,21 @@ class D4PG(Stateful):
         self.target = Target(self.network, cfg.target_every, cfg.target_rate)
         self.watch = SupportWatch(self.network.critic) if cfg.critic == "categorical" else None
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One update of both networks from columns [B, ...] of n-step transitions and, if prioritised, "importance"."""
         loss, priorities, metrics = self.critic_loss(batch)
         items = torch.tensor(len(priorities))
         step = self.critic_optimizer.step(loss, items)
-        metrics |= {"critic_loss": loss.detach(), "critic_grad_norm": step.grad_norm, "applied": step.applied}
+        metrics |= {"critic_loss": loss.detach(), "critic_grad_norm": step.grad_norm}
         if not step.applied:
-            return metrics
+            return Update(metrics, applied=False)
         loss, slopes = self.actor_loss(batch["observation"])
         step = self.actor_optimizer.step(loss, items)
         self.target.follow(self.critic_optimizer.updates)  # after both
         metrics |= {"actor_loss": loss.detach(), "actor_grad_norm": step.grad_norm, "slope": slopes.mean()}
-        metrics |= {"target_drift": Drift(self.target), "applied": step.applied}
-        if self.watch is not None:
-            metrics["note"] = self.watch(metrics["outside_support"])
-        return metrics | {"priorities": priorities}
+        metrics["target_drift"] = Drift(self.target)
+        note = None if self.watch is None else self.watch(metrics["outside_support"])
+        return Update(metrics, priorities=priorities, applied=step.applied, note=note)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss, weighted by importance, the items' priorities [B], and metrics."""

@@ -18,6 +18,7 @@ from shoal.config import Amount, Whole, config
 from shoal.envs import EnvSpec
 from shoal.functional.policy_gradient import actor_critic_loss
 from shoal.functional.vtrace import vtrace
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
@@ -79,13 +80,13 @@ class Impala(Stateful):
             clip_norm=cfg.grad_clip,
         )
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One update from time-major columns [T+1, B, ...]; row T only bootstraps."""
         loss, rows, metrics = self.loss(batch)
         step = self.optimizer.step(loss * self.cfg.loss_scale, rows)
         if self.network.normalizer is not None:  # the next version's: this one's data was acted on without it
             self.network.normalizer.update(batch["observation"], batch["valid"], self.peers.sum)
-        return metrics | {"grad_norm": step.grad_norm, "applied": step.applied}
+        return Update(metrics | {"grad_norm": step.grad_norm}, applied=step.applied)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss over valid rows, their number, and metrics."""

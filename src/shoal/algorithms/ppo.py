@@ -22,6 +22,7 @@ from shoal.functional.normalisation import masked_sums, normalise_advantages
 from shoal.functional.policy_gradient import entropy_bonus, masked_mean, value_loss
 from shoal.functional.returns import explained_variance
 from shoal.functional.surrogate import approximate_kl, clipped_fraction, clipped_surrogate_loss, clipped_value_loss
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
@@ -73,7 +74,7 @@ class PPO(Stateful):
             self.network.parameters(), peers, rate=self.rate, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip
         )
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One iteration from time-major columns [T+1, B, ...]; row T only bootstraps."""
         cfg, total = self.cfg, self.peers.sum
         rows, explained = self.prepare(batch)
@@ -94,7 +95,7 @@ class PPO(Stateful):
             self.network.normalizer.update(batch["observation"], batch["valid"], total)
         metrics |= {"kl": moved[0] / moved[1].clamp(min=1.0), "explained_variance": explained}
         metrics |= {"grad_norm": step.grad_norm, "learning_rate": self.rate(), "epochs": epochs}
-        return metrics | {"applied": not refused}
+        return Update(metrics, applied=not refused)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Batch, Tensor]:

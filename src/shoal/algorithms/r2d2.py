@@ -34,6 +34,7 @@ from shoal.functional.q import (
     value_metrics,
 )
 from shoal.functional.rescaling import inverse_rescale
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_recurrent_q_network, previous, unroll
@@ -131,13 +132,13 @@ class R2D2(Stateful):
             self.network.parameters(), peers, rate=cfg.learning_rate, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip
         )
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One update from time-major columns [T+1, B, ...] and, if prioritised, "importance" [B]."""
         loss, priorities, metrics = self.loss(batch)
         report = self.optimizer.step(loss, torch.tensor(len(priorities)))
         self.target.follow(self.optimizer.updates)
-        metrics |= {"grad_norm": report.grad_norm, "applied": report.applied, "target_drift": Drift(self.target)}
-        return metrics | {"priorities": priorities} if report.applied else metrics
+        metrics |= {"grad_norm": report.grad_norm, "target_drift": Drift(self.target)}
+        return Update(metrics, priorities=priorities if report.applied else None, applied=report.applied)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean over sequences of half the summed squared errors, by importance; their priorities [B]; metrics."""

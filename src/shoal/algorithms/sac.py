@@ -23,6 +23,7 @@ from shoal.envs import EnvSpec
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
 from shoal.functional.squashed import Squashed, squashed_gaussian
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import GaussianActor, TemperedNetworks, TwinCritic, make_bodies
@@ -90,7 +91,7 @@ class SAC(Stateful):
         self.target_entropy = -float(size) if cfg.target_entropy is None else cfg.target_entropy
         self.noise = torch.Generator(cfg.device).manual_seed(seed)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One step of the critics, one of the actor, one of the temperature, and the target critics follow."""
         temperature = self.network.log_temperature.detach().exp()
         critic_loss, priorities, metrics = self.critic_loss(batch, temperature)
@@ -98,13 +99,14 @@ class SAC(Stateful):
         critic = self.critic_optimizer.step(critic_loss, size)
         metrics |= {"critic_loss": critic_loss.detach(), "critic_grad_norm": critic.grad_norm}
         if not critic.applied:
-            return metrics | {"applied": False}
+            return Update(metrics, applied=False)
         actor_loss, entropy = self.actor_loss(batch["observation"], temperature)
         actor = self.actor_optimizer.step(actor_loss, size)
         self.temperature_optimizer.step(self.network.log_temperature * (entropy - self.target_entropy), size)
         self.target.follow(self.critic_optimizer.updates)
         metrics |= {"actor_loss": actor_loss.detach(), "entropy": entropy, "temperature": temperature}
-        return metrics | {"priorities": priorities, "applied": actor.applied, "target_drift": Drift(self.target)}
+        metrics["target_drift"] = Drift(self.target)
+        return Update(metrics, priorities=priorities, applied=actor.applied)
 
     def critic_loss(self, batch: Batch, temperature: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss of both critics, weighted by importance, the items' priorities [B], and metrics."""

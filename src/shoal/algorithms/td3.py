@@ -24,6 +24,7 @@ from shoal.envs import EnvSpec
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, TwinCritic, make_bodies
@@ -88,20 +89,23 @@ class TD3(Stateful):
         self.critic_optimizer = make(self.network.critic.parameters(), rate=cfg.critic_rate)
         self.noise = torch.Generator(cfg.device).manual_seed(seed)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: Batch) -> Update:
         """One update of the critics, and with every second one of the actor and the target networks."""
         loss, priorities, metrics = self.critic_loss(batch)
         count = torch.tensor(len(priorities))
         critic = self.critic_optimizer.step(loss, count)
-        metrics |= {"critic_loss": loss.detach(), "critic_grad_norm": critic.grad_norm, "applied": critic.applied}
+        metrics |= {"critic_loss": loss.detach(), "critic_grad_norm": critic.grad_norm}
         if not critic.applied:
-            return metrics
+            return Update(metrics, applied=False)
+        applied = True
         if self.critic_optimizer.updates % self.cfg.target_every == 0:
             actor_loss = self.actor_loss(batch["observation"])
             actor = self.actor_optimizer.step(actor_loss, count)
             self.target.follow(self.critic_optimizer.updates)
-            metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor.grad_norm, "applied": actor.applied}
-        return metrics | {"priorities": priorities, "target_drift": Drift(self.target)}
+            metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor.grad_norm}
+            applied = actor.applied
+        metrics["target_drift"] = Drift(self.target)
+        return Update(metrics, priorities=priorities, applied=applied)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The mean loss of both critics, weighted by importance, the items' priorities [B], and metrics."""

@@ -25,6 +25,7 @@ from shoal.acting import Stacker
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.flat import flat_gradient
+from shoal.learning import Update
 from shoal.loops.wiring import Settings, make_envs
 from shoal.loops.wrapping import wrap_learners
 from shoal.nets.weights import export_weights
@@ -175,7 +176,7 @@ class _Capture:
         self.batches += 1
         if self.batches <= BATCHES:
             self.batch = tree.map(lambda part: part.clone(), dict(batch))
-        return {"applied": True, "waited": 0.0}
+        return Update({})
 
 
 def _gathered(algorithm: Algorithm, cfg: Any, env: EnvSpec, seed: int) -> _Capture:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from shoal.batches import Batch
 from shoal.errors import Fault
+from shoal.learning import Learner
 from shoal.loops.keeper import Keeper
 from shoal.loops.loop import EXACT, Loop
 from shoal.loops.prefetch import Prefetch
@@ -35,21 +35,6 @@ PATIENCE = 1.0  # seconds after which a learner asks for its data anew, and look
 
 class NonFinite(Fault):
     """Loss or gradient were not finite too many times in a row."""
-
-
-class Learner(Protocol):
-    """What learns. `network` is published; `update` returns its measurements, and among them `applied`, False when the
-    update was refused because loss or gradient were not finite, `priorities` [items], which go back to a prioritised
-    table, and a `note`, a sentence for the user.
-
-    With `state_dict` and `load_state_dict` it goes on where it was after a restart; without, from its weights.
-    """
-
-    @property
-    def network(self) -> nn.Module: ...
-    def update(self, batch: Batch) -> dict[str, Any]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class LearnerLoop(Loop):
@@ -156,17 +141,18 @@ class LearnerLoop(Loop):
         if self._beta is not None:
             importance = sample.importance_weights(self._beta, self._largest)
             batch["importance"] = torch.from_numpy(importance).to(self._device)
-        measured = self._learner.update(batch)
+        update = self._learner.update(batch)
         self._updates += 1
         if self._leads:
             report.count("learner_steps")
         report.count("trained_steps", _transitions(sample.data))
-        self._check_applied(bool(measured.pop("applied", True)))
-        if (note := measured.pop("note", None)) is not None and self._leads:
-            report.note(note)
+        self._check_applied(update.applied)
+        if update.note is not None and self._leads:
+            report.note(update.note)
         report.lap("learning")
-        if (priorities := measured.pop("priorities", None)) is not None and self._beta is not None:
-            self._calls.add(futures(self._replay).update_priorities(self._table, sample.keys, priorities.cpu().numpy()))
+        if update.priorities is not None and self._beta is not None:
+            priorities = update.priorities.cpu().numpy()
+            self._calls.add(futures(self._replay).update_priorities(self._table, sample.keys, priorities))
         if self._trim_every and self._leads and self._updates % self._trim_every == 0:
             self._calls.add(futures(self._replay).trim(self._table))
         if self._updates % self._publish_every == 0:
@@ -177,7 +163,7 @@ class LearnerLoop(Loop):
         if report.due():
             self._look_around()
             if self._leads:
-                report.values.update(measured)
+                report.values.update(update.metrics)
                 report.values.update(self._measure(sample))
                 if self._beta is not None:
                     report.values.update(_spread("priority", sample.priorities), **_spread("importance", importance))

@@ -13,10 +13,11 @@ from shoal import envs
 from shoal.acting import Policy
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
+from shoal.learning import Learner
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.filming import Filming, FilmPlan
-from shoal.loops.learner import Learner, LearnerLoop
+from shoal.loops.learner import LearnerLoop
 from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.program import Program, Resources

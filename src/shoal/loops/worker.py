@@ -13,6 +13,7 @@ from shoal import optim, tree
 from shoal.acting import Policy, Recorder
 from shoal.batches import Batch, to_batch
 from shoal.envs import Envs
+from shoal.learning import Update
 from shoal.loops.actor import EnvRunner
 from shoal.loops.keeper import Keeper
 from shoal.loops.learner import MAX_REFUSED, NonFinite
@@ -42,14 +43,13 @@ PAUSE = 0.1  # seconds after which a publisher that waits for gradients looks ar
 
 class Worker(Protocol):
     """What acts and learns with the same weights. `update` pushes a gradient of a batch, whose memory is used again,
-    and takes the newest weights; it returns measurements, among them `applied` (False: the gradient was refused) and
-    `waited` (seconds, for the service)."""
+    and takes the newest weights."""
 
     @property
     def policy(self) -> Policy: ...
     @property
     def network(self) -> nn.Module: ...
-    def update(self, batch: Batch) -> dict[str, Any]: ...
+    def update(self, batch: Batch) -> Update: ...
     def finished(self) -> bool:
         """The service takes no further gradients."""
 
@@ -141,13 +141,12 @@ class WorkerLoop(RowLoop):
         for name, following in tree.flatten(observation, "observation").items():
             block[name][-1] = following  # of all columns only this one is known, and looked at
         columns = {name: rows[0] if tree.is_under(name, "state") else rows for name, rows in block.items()}
-        measured = self._worker.update(to_batch(columns, self._observation_space, self._device))
-        if measured.pop("applied"):
+        update = self._worker.update(to_batch(columns, self._observation_space, self._device))
+        if update.applied:
             report.count("trained_steps", int(np.count_nonzero(block["valid"][:-1])))
-        waited = measured.pop("waited")
-        report.values.update(measured)
+        report.values.update(update.metrics)
         self._push_buffers()
-        report.lap("learning", waited)
+        report.lap("learning", update.waited)
 
     def _push_buffers(self) -> None:
         """Those that the update has changed; without waiting."""

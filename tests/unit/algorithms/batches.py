@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 
 from shoal.batches import to_batch
+from shoal.learning import Update
 from shoal.nets.weights import export_weights
 
 T, B = 6, 5
@@ -42,9 +43,9 @@ def tensors(columns: Batch, spec: Any) -> dict[str, Any]:
     return to_batch(columns, spec.observation_space)
 
 
-def update(learner: Any, columns: Batch, spec: Any = DISCRETE) -> dict[str, Any]:
-    measured: dict[str, Any] = learner.update(tensors(columns, spec))
-    return measured
+def update(learner: Any, columns: Batch, spec: Any = DISCRETE) -> Update:
+    made: Update = learner.update(tensors(columns, spec))
+    return made
 
 
 def weights(learner: Any) -> Batch:

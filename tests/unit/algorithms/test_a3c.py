@@ -175,7 +175,7 @@ def test_after_an_update_the_worker_acts_with_the_newest_weights_of_the_service(
     batch = worked("CartPole-v1", cfg).batches[0]
     for each in (worker, other, worker):
         measured = each.update(dict(batch))
-        assert measured["applied"] == 1.0
+        assert measured.applied
     flat, _, named = make_parameters(cfg, env, 0)
     found = server.pull()
     assert found is not None
@@ -230,7 +230,7 @@ def test_the_loss_is_scaled_before_its_gradient_is_pushed() -> None:
     norms = []
     for scale in (1.0, 3.0):
         cfg = small(loss_scale=scale)
-        norms.append(A3C(cfg, env, 1, [service_for(cfg, env)]).update(dict(batch))["grad_norm"])
+        norms.append(A3C(cfg, env, 1, [service_for(cfg, env)]).update(dict(batch)).metrics["grad_norm"])
     assert norms[1] == pytest.approx(3.0 * norms[0], rel=1e-4)
 
 

@@ -70,8 +70,8 @@ def test_an_update_gives_priorities_and_weights_that_policies_load(options: dict
     before = weights(learner)
     measured = update(learner, batch_of(replay.sample("transitions", BATCH)), spec)
     after = weights(learner)
-    assert measured["applied"]
-    assert measured["priorities"].shape == (BATCH,)
+    assert measured.applied
+    assert measured.priorities.shape == (BATCH,)
     assert any(not np.array_equal(before[name], after[name]) for name in before)
     make_policy(cfg, spec, seed=5).load(after)
 
@@ -125,7 +125,7 @@ def test_the_target_network_is_a_copy_from_every_so_many_updates_ago() -> None:
     cfg = Config(**SMALL, target_every=3)
     batch = batch_of(stored_by(cfg, VECTOR).sample("transitions", BATCH))
     learner = ApexDQN(cfg, VECTOR, seed=1)
-    drifts = [float(update(learner, batch, VECTOR)["target_drift"]) for _ in range(7)]
+    drifts = [float(update(learner, batch, VECTOR).metrics["target_drift"]) for _ in range(7)]
     assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
 
 
@@ -136,8 +136,8 @@ def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities() -> 
     learner = ApexDQN(cfg, VECTOR, seed=1)
     before = weights(learner)
     measured = update(learner, batch, VECTOR)
-    assert not measured["applied"]
-    assert "priorities" not in measured
+    assert not measured.applied
+    assert measured.priorities is None
     assert all(np.array_equal(before[name], array) for name, array in weights(learner).items())
 
 
@@ -190,7 +190,7 @@ def test_the_users_own_network_is_trained_and_acts() -> None:
     cfg = Config(**SMALL, network=f"{__name__}:make_own")
     replay = stored_by(cfg, VECTOR)
     measured = update(ApexDQN(cfg, VECTOR, seed=1), batch_of(replay.sample("transitions", BATCH)), VECTOR)
-    assert measured["applied"]
+    assert measured.applied
     with pytest.raises(UserError, match="shape"):
         ApexDQN(dataclasses.replace(cfg, quantiles=2), VECTOR, seed=1)
 

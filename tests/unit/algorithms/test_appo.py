@@ -37,9 +37,9 @@ def test_an_update_changes_what_is_published_and_policies_load_it(spec: str, lst
     data = batch(cfg, SPECS[spec])
     for array in data.values():
         array.flags.writeable = False  # as received from another process
-    metrics = update(learner, data, SPECS[spec])
-    assert all(np.isfinite(float(value)) for value in metrics.values())
-    assert metrics["applied"]
+    measured = update(learner, data, SPECS[spec])
+    assert all(np.isfinite(float(value)) for value in measured.metrics.values())
+    assert measured.applied
     assert not equal(before, weights(learner))
     make_policy(cfg, SPECS[spec], seed=1, greedy=True).load(weights(learner))
 
@@ -50,7 +50,7 @@ def test_an_update_is_applied_only_if_all_its_minibatches_were(refused: int, mon
     learner = APPO(cfg, DISCRETE, seed=0)
     reports = [StepReport(1.0, number != refused) for number in range(4)]
     monkeypatch.setattr(learner.optimizer, "step", lambda loss, count: reports.pop(0))
-    assert update(learner, batch(cfg))["applied"] is (refused == 4)
+    assert update(learner, batch(cfg)).applied is (refused == 4)
     assert not reports
 
 

@@ -110,8 +110,8 @@ def test_an_update_gives_priorities_and_weights_that_policies_load(kind: str, sp
     before = weights(learner)
     measured = update(learner, some(cfg, spec), spec)
     after = weights(learner)
-    assert measured["applied"]
-    assert measured["priorities"].shape == (BATCH,)
+    assert measured.applied
+    assert measured.priorities.shape == (BATCH,)
     for part in ("actor", "critic"):
         assert any(not np.array_equal(before[name], after[name]) for name in before if name.startswith(part))
     policy_of(cfg, spec).load(after)
@@ -227,7 +227,7 @@ def test_with_a_rate_of_one_the_target_networks_are_copies_from_every_so_many_up
     cfg = algorithm.Config(**SMALL, target_every=3)
     batch = some(cfg)
     learner = learner_of(cfg)
-    drifts = [float(update(learner, batch, VECTOR)["target_drift"]) for _ in range(7)]
+    drifts = [float(update(learner, batch, VECTOR).metrics["target_drift"]) for _ in range(7)]
     assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
 
 
@@ -251,8 +251,8 @@ def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities(kind:
     learner = learner_of(cfg)
     before = weights(learner)
     measured = update(learner, batch, VECTOR)
-    assert not measured["applied"]
-    assert "priorities" not in measured
+    assert not measured.applied
+    assert measured.priorities is None
     assert all(np.array_equal(before[name], array) for name, array in weights(learner).items())
 
 
@@ -294,7 +294,7 @@ def test_with_uniform_replay_actors_need_no_critic_and_learners_read_no_importan
     replay = stored_by(cfg)
     sample = replay.sample("transitions", BATCH)
     assert (sample.priorities == 1.0).all()
-    assert update(learner_of(cfg), sample.data, VECTOR)["applied"]
+    assert update(learner_of(cfg), sample.data, VECTOR).applied
     nodes = d4pg.program(cfg, envs.describe("Pendulum-v1"), Settings()).nodes
     assert nodes["learner"].kwargs["beta"] is None, "without it the loop sends no priorities back"
 
@@ -302,7 +302,7 @@ def test_with_uniform_replay_actors_need_no_critic_and_learners_read_no_importan
 def note_of(cfg: Any, reward: float) -> list[str]:
     learner = learner_of(cfg)
     batch = some(cfg) | {"reward": np.full(BATCH, reward, np.float32)}
-    notes = [update(learner, batch, VECTOR)["note"] for _ in range(601)]
+    notes = [update(learner, batch, VECTOR).note for _ in range(601)]
     return [note for note in notes if note is not None]
 
 
@@ -330,7 +330,7 @@ def test_a_support_whose_ends_are_swapped_is_refused() -> None:
 
 def test_the_users_own_networks_are_trained_and_act() -> None:
     cfg = apex_dpg.Config(**SMALL, network=f"{__name__}:own_scalar")
-    assert update(learner_of(cfg), some(cfg), VECTOR)["applied"]
+    assert update(learner_of(cfg), some(cfg), VECTOR).applied
     with pytest.raises(UserError, match="shape"):
         policy_of(d4pg.Config(**SMALL, network=f"{__name__}:own_scalar"))
 

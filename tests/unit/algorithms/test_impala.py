@@ -26,10 +26,10 @@ def test_an_update_changes_what_is_published_and_policies_load_it(spec: Spec, ls
     batch = batch_of(spec, cfg)
     for array in batch.values():
         array.flags.writeable = False  # as received from another process
-    metrics = update(learner, batch, spec)
+    measured = update(learner, batch, spec)
     after = weights(learner)
-    assert all(np.isfinite(float(value)) for value in metrics.values())
-    assert metrics["applied"] == 1.0
+    assert all(np.isfinite(float(value)) for value in measured.metrics.values())
+    assert measured.applied
     assert any(not np.array_equal(before[name], after[name]) for name in before)
     policy = make_policy(cfg, spec, seed=1, greedy=True)
     policy.load(after)
@@ -124,8 +124,8 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay() -> None:
     before = weights(learner)
     batch = batch_of(DISCRETE, cfg)
     batch["reward"][0, 0] = np.nan
-    metrics = update(learner, batch)
-    assert metrics["applied"] == 0.0
+    measured = update(learner, batch)
+    assert not measured.applied
     for name, array in weights(learner).items():
         np.testing.assert_array_equal(array, before[name])
 

@@ -37,10 +37,10 @@ def test_an_update_changes_what_is_published_and_policies_load_it(spec: str, lst
     data = batch(cfg, SPECS[spec])
     for array in data.values():
         array.flags.writeable = False  # as received from another process
-    metrics = update(learner, data, SPECS[spec])
+    measured = update(learner, data, SPECS[spec])
     after = weights(learner)
-    assert all(np.isfinite(float(value)) for value in metrics.values())
-    assert metrics["applied"]
+    assert all(np.isfinite(float(value)) for value in measured.metrics.values())
+    assert measured.applied
     assert not equal(before, after)
     make_policy(cfg, SPECS[spec], seed=1, greedy=True).load(after)
 
@@ -51,9 +51,9 @@ def test_before_it_is_changed_the_policy_has_not_moved(spec: str, lstm: int) -> 
     """The log-probabilities that acting stores are those the learner finds with the same weights."""
     cfg = replace(SMALL, lstm=lstm, learning_rate=0.0, normalize_observations=True)
     learner = PPO(cfg, SPECS[spec], seed=0)
-    metrics = update(learner, batch(cfg, SPECS[spec]), SPECS[spec])
-    assert float(metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
-    assert float(metrics["clipped"]) == 0.0
+    measured = update(learner, batch(cfg, SPECS[spec]), SPECS[spec])
+    assert float(measured.metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
+    assert float(measured.metrics["clipped"]) == 0.0
 
 
 @pytest.mark.parametrize("lstm", [0, 8])
@@ -96,28 +96,29 @@ def test_an_iteration_makes_epochs_times_minibatches_updates() -> None:
 def test_more_minibatches_than_rows_leave_the_weights_finite(lstm: int) -> None:
     cfg = Config(hidden=(8,), epochs=1, minibatches=50, lstm=lstm)
     learner = PPO(cfg, DISCRETE, seed=0)
-    assert update(learner, batch(cfg))["applied"]
+    assert update(learner, batch(cfg)).applied
     assert all(np.isfinite(array).all() for array in weights(learner).values())
 
 
 def test_passes_end_once_the_policy_has_moved_far_enough() -> None:
     cfg = Config(hidden=(8,), epochs=8, minibatches=2, learning_rate=0.01)
     free = update(PPO(cfg, DISCRETE, seed=0), batch(cfg))
-    bound = update(PPO(replace(cfg, target_kl=float(free["kl"]) / 4), DISCRETE, seed=0), batch(cfg))
-    assert free["epochs"] == 8
-    assert 1 <= bound["epochs"] < 8
-    assert float(bound["kl"]) < float(free["kl"])
+    bound = update(PPO(replace(cfg, target_kl=float(free.metrics["kl"]) / 4), DISCRETE, seed=0), batch(cfg))
+    assert free.metrics["epochs"] == 8
+    assert 1 <= bound.metrics["epochs"] < 8
+    assert float(bound.metrics["kl"]) < float(free.metrics["kl"])
 
 
 def test_the_learning_rate_falls_with_the_steps_trained_on_and_ends_at_zero() -> None:
     steps = T * B - 2  # of a batch
     cfg = replace(SMALL, learning_rate=0.1, anneal_steps=4 * steps)
     learner = PPO(cfg, DISCRETE, seed=0)
-    rates = [float(update(learner, batch(cfg, seed=i))["learning_rate"]) for i in range(5)]
+    rates = [float(update(learner, batch(cfg, seed=i)).metrics["learning_rate"]) for i in range(5)]
     np.testing.assert_allclose(rates, [0.075, 0.05, 0.025, 0.0, 0.0], atol=1e-12)
     continued = PPO(cfg, DISCRETE, seed=1)
     continued.load_state_dict(learner.state_dict())
-    assert update(continued, batch(cfg))["learning_rate"] == 0.0, "what is loaded says how far training had come"
+    rate = update(continued, batch(cfg)).metrics["learning_rate"]
+    assert rate == 0.0, "what is loaded says how far training had come"
 
 
 def test_a_value_clip_that_is_never_reached_changes_nothing_and_a_narrow_one_does() -> None:
@@ -132,11 +133,11 @@ def test_advantages_are_judged_by_their_spread_only_when_normalised() -> None:
         copy["reward"] *= 5.0
 
     cfg = replace(SMALL, value_cost=0.0, lambda_=0.0, gamma=0.0, epochs=1)
-    metrics = [update(PPO(cfg, DISCRETE, 0), one) for one in (batch(cfg), changed(batch(cfg), change))]
+    measured = [update(PPO(cfg, DISCRETE, 0), one) for one in (batch(cfg), changed(batch(cfg), change))]
     plain = replace(cfg, normalize_advantages=False)
     others = [update(PPO(plain, DISCRETE, 0), one) for one in (batch(cfg), changed(batch(cfg), change))]
-    assert float(metrics[1]["grad_norm"]) < 1.5 * float(metrics[0]["grad_norm"])
-    assert float(others[1]["grad_norm"]) > 3.0 * float(others[0]["grad_norm"])
+    assert float(measured[1].metrics["grad_norm"]) < 1.5 * float(measured[0].metrics["grad_norm"])
+    assert float(others[1].metrics["grad_norm"]) > 3.0 * float(others[0].metrics["grad_norm"])
 
 
 def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay() -> None:
@@ -146,8 +147,8 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay() -> None:
     def change(copy: Batch) -> None:
         copy["reward"][0, 0] = np.nan
 
-    metrics = update(learner, changed(batch(SMALL), change))
-    assert not metrics["applied"]
+    measured = update(learner, changed(batch(SMALL), change))
+    assert not measured.applied
     assert equal(before, weights(learner))
 
 
@@ -185,7 +186,7 @@ def test_data_is_trained_on_with_the_statistics_it_was_acted_on_with() -> None:
     update(learner, batch(cfg))
     policy = make_policy(cfg, DISCRETE, 5)
     policy.load(weights(learner))
-    assert float(update(learner, batch_of(policy, DISCRETE, 6))["kl"]) == pytest.approx(0.0, abs=1e-6)
+    assert float(update(learner, batch_of(policy, DISCRETE, 6)).metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS])
@@ -222,8 +223,8 @@ def test_one_bad_number_does_not_spoil_the_statistics_for_ever(column: str) -> N
     def change(copy: Batch) -> None:
         copy[column][0, 0] = np.nan
 
-    assert not update(learner, changed(batch(cfg), change))["applied"]
-    assert update(learner, batch(cfg))["applied"]
+    assert not update(learner, changed(batch(cfg), change)).applied
+    assert update(learner, batch(cfg)).applied
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1e3])

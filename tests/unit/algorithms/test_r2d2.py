@@ -243,9 +243,9 @@ def test_an_update_gives_priorities_and_weights_that_policies_load(options: dict
     before = weights(learner)
     measured = update(learner, batch, spec)
     after = weights(learner)
-    assert measured["applied"]
-    assert measured["priorities"].shape == (BATCH,)
-    assert {"td_error", "q_min", "q_mean", "q_max", "target_drift"} <= set(measured)
+    assert measured.applied
+    assert measured.priorities.shape == (BATCH,)
+    assert {"td_error", "q_min", "q_mean", "q_max", "target_drift"} <= set(measured.metrics)
     assert any(not np.array_equal(before[name], after[name]) for name in before)
     make_policy(cfg, spec, seed=5).load(after)
 
@@ -254,7 +254,7 @@ def test_the_target_network_is_a_copy_from_every_so_many_updates_ago() -> None:
     cfg = Config(**SMALL, target_every=3)
     batch, _ = sampled(cfg)
     learner = R2D2(cfg, VECTOR, seed=1)
-    drifts = [float(update(learner, batch, VECTOR)["target_drift"]) for _ in range(7)]
+    drifts = [float(update(learner, batch, VECTOR).metrics["target_drift"]) for _ in range(7)]
     assert [drift == 0.0 for drift in drifts] == [False, False, True, False, False, True, False]
 
 
@@ -265,8 +265,8 @@ def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities() -> 
     learner = R2D2(cfg, VECTOR, seed=1)
     before = weights(learner)
     measured = update(learner, batch, VECTOR)
-    assert not measured["applied"]
-    assert "priorities" not in measured
+    assert not measured.applied
+    assert measured.priorities is None
     assert all(np.array_equal(before[name], array) for name, array in weights(learner).items())
 
 
@@ -287,7 +287,7 @@ def test_it_learns_to_remember_a_cue() -> None:
         if row > 50 and row % 3 == 0:
             sample = replay.sample("sequences", 32)
             measured = update(learner, batch_of(sample), spec)
-            replay.update_priorities("sequences", sample.keys, measured["priorities"].numpy())
+            replay.update_priorities("sequences", sample.keys, measured.priorities.numpy())
             policy.load(weights(learner))
     judge = make_policy(cfg, spec, seed=2, greedy=True)
     judge.load(weights(learner))

@@ -66,7 +66,7 @@ def moved(page: Any, **options: Any) -> tuple[Any, Columns, dict[str, Any]]:
     columns = some(page, cfg)
     learner = learner_of(cfg)
     for _ in range(6):
-        assert update(learner, columns, SPEC)["applied"]
+        assert update(learner, columns, SPEC).applied
     return learner, columns, tensors(columns, SPEC)
 
 
@@ -123,7 +123,7 @@ def test_the_temperature_rises_while_there_is_less_entropy_than_wanted_and_falls
     cfg = config(sac, target_entropy=target_entropy, temperature_rate=0.01)
     learner = learner_of(cfg)
     measured = update(learner, some(sac, cfg), SPEC)
-    assert float(measured["temperature"]) == pytest.approx(1.0)
+    assert float(measured.metrics["temperature"]) == pytest.approx(1.0)
     assert float(learner.network.log_temperature.detach()) == pytest.approx(0.01 * direction, rel=1e-3)  # Adam's first
 
 
@@ -141,7 +141,7 @@ def test_the_temperatures_gradient_is_entropy_minus_its_target() -> None:
 
     learner.temperature_optimizer.step = watched
     measured = update(learner, columns, SPEC)
-    assert seen == [pytest.approx(float(measured["entropy"]) + 3.0, rel=1e-5)]
+    assert seen == [pytest.approx(float(measured.metrics["entropy"]) + 3.0, rel=1e-5)]
 
 
 def test_the_target_entropy_is_minus_the_number_of_action_components_unless_given() -> None:
@@ -233,8 +233,8 @@ def test_an_update_gives_priorities_and_weights_that_policies_load(page: Any, sp
     before = weights(learner)
     measured = update(learner, some(page, cfg, spec), spec)
     after = weights(learner)
-    assert measured["applied"]
-    assert measured["priorities"].shape == (BATCH,)
+    assert measured.applied
+    assert measured.priorities.shape == (BATCH,)
     for part in ("actor", "critic.first", "critic.second"):
         assert any(not np.array_equal(before[name], after[name]) for name in before if name.startswith(part))
     policy = page.make_policy(cfg, spec, seed=5, greedy=True)
@@ -248,8 +248,8 @@ def test_a_batch_that_is_not_finite_changes_neither_weights_nor_priorities(page:
     learner = learner_of(cfg)
     before = weights(learner)
     measured = update(learner, columns, SPEC)
-    assert not measured["applied"]
-    assert "priorities" not in measured
+    assert not measured.applied
+    assert measured.priorities is None
     assert all(np.array_equal(before[name], array) for name, array in weights(learner).items())
 
 

@@ -153,7 +153,7 @@ def test_an_a3c_worker_and_its_service_go_on_bit_for_bit_also_the_second_time(ls
     observation, first = batches[0]["observation"][0].numpy(), np.ones(5, np.bool_)
     for _ in range(2):
         for batch in batches[:SAVED_AFTER]:
-            assert worker.update(batch)["applied"]
+            assert worker.update(batch).applied
         follower = initialised(cfg, DISCRETE)
         follower.load_state_dict(server.state_dict())
         other = a3c.A3C(cfg, DISCRETE, 9, [follower])

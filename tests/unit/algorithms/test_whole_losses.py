@@ -100,7 +100,7 @@ def test_impalas_loss_is_scaled_before_its_step() -> None:
     norms = []
     for scale in (1.0, 3.0):
         cfg = impala.Config(**POLICY, loss_scale=scale)
-        norms.append(update(impala.Impala(cfg, DISCRETE, seed=0), off_policy(impala, cfg))["grad_norm"])
+        norms.append(update(impala.Impala(cfg, DISCRETE, seed=0), off_policy(impala, cfg)).metrics["grad_norm"])
     assert norms[1] == pytest.approx(3.0 * norms[0], rel=1e-4)
 
 
@@ -206,7 +206,7 @@ def transitions(module: Any, cfg: Any, spec: Spec) -> tuple[Batch, dict[str, Any
 def moved(learner: Any, batch: dict[str, Any], updates: int = 5) -> None:
     """So that the network is not its target."""
     for _ in range(updates):
-        assert learner.update(batch)["applied"]
+        assert learner.update(batch).applied
 
 
 def huber_by_hand(error: float, kappa: float) -> float:
@@ -387,8 +387,8 @@ def test_ppos_passes_end_by_the_mean_kl_over_rows() -> None:
     moved_by = float(learner.loss(rows)[2]["kl"])
     for target, epochs in ((1.5 * moved_by, 3), (0.5 * moved_by, 1)):
         measured = update(ppo.PPO(replace(cfg, target_kl=target), DISCRETE, seed=0), columns)
-        assert measured["epochs"] == epochs
-        assert float(measured["kl"]) == pytest.approx(moved_by, rel=1e-4)
+        assert measured.metrics["epochs"] == epochs
+        assert float(measured.metrics["kl"]) == pytest.approx(moved_by, rel=1e-4)
 
 
 def test_appos_learning_rate_falls_with_the_rows_trained_on() -> None:
@@ -396,5 +396,5 @@ def test_appos_learning_rate_falls_with_the_rows_trained_on() -> None:
     columns = off_policy(appo, cfg)
     rows = int(columns["valid"][:-1].sum())
     learner = appo.APPO(cfg, DISCRETE, seed=0)
-    rates = [float(update(learner, columns)["learning_rate"]) for _ in range(2)]
+    rates = [float(update(learner, columns).metrics["learning_rate"]) for _ in range(2)]
     assert rates == pytest.approx([0.02 * (1.0 - rows / 100), 0.02 * (1.0 - 2 * rows / 100)])

@@ -12,6 +12,7 @@ from scripted import RememberingPolicy, ScriptedEnvs
 from torch import nn
 
 from shoal.envs import EnvFault
+from shoal.learning import Update
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.keeper import LOOK
 from shoal.loops.learner import NonFinite
@@ -315,11 +316,11 @@ class Learning:
         self.policy, self.network = RememberingPolicy(), nn.BatchNorm1d(2)
         self.applied, self.batches, self.done = applied, list[Any](), False
 
-    def update(self, batch: Any) -> dict[str, Any]:
+    def update(self, batch: Any) -> Update:
         self.batches.append({"valid": batch["valid"].clone()})  # its memory is used again
         if len(self.batches) == 2:
             cast(Any, self.network.running_mean).fill_(3.0)
-        return {"applied": self.applied.pop(0), "waited": 0.0, "loss": 0.5}
+        return Update({"loss": 0.5}, applied=self.applied.pop(0))
 
     def finished(self) -> bool:
         return self.done

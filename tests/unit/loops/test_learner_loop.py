@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from shoal.learning import Update
 from shoal.loops.keeper import LOOK, SNAPSHOT_EVERY, SNAPSHOT_SHARE, Keeper
 from shoal.loops.learner import MAX_REFUSED, PATIENCE, LearnerLoop, NonFinite, _transitions
 from shoal.loops.prefetch import RECONNECT, Prefetch
@@ -33,9 +34,9 @@ class Recording(Stateful):
         self.batches: list[dict[str, Any]] = []
         self.network = nn.Linear(1, 1)
 
-    def update(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def update(self, batch: dict[str, Any]) -> Update:
         self.batches.append(batch)
-        return {"priorities": new_priority(batch["reward"]), "loss": 0.5}
+        return Update({"loss": 0.5}, priorities=new_priority(batch["reward"]))
 
 
 def new_priority(reward: Any) -> Any:
@@ -345,9 +346,9 @@ def test_a_slice_trains_its_valid_rows_but_the_last_and_a_transition_is_one() ->
 
 def test_updates_that_are_refused_in_a_row_end_the_learner_and_one_in_between_forgives() -> None:
     class Refusing(Recording):
-        def update(self, batch: dict[str, Any]) -> dict[str, Any]:
+        def update(self, batch: dict[str, Any]) -> Update:
             self.batches.append(batch)
-            return {"applied": len(self.batches) == MAX_REFUSED}
+            return Update({}, applied=len(self.batches) == MAX_REFUSED)
 
     metrics, made = Metrics(), Refusing()
     loop, _ = loop_over(filled(), metrics, made=made)

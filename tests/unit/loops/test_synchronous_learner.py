@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from torch import nn
 
+from shoal.learning import Update
 from shoal.loops.learner import LearnerLoop
 from shoal.replay import MinSize, Replay, Table, Uniform, Writer, n_step
 from shoal.services.metrics import Metrics
@@ -25,9 +26,9 @@ class Counting(Stateful):
         self.rewards: list[list[float]] = []
         self.network = nn.Linear(1, 1)
 
-    def update(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def update(self, batch: dict[str, Any]) -> Update:
         self.rewards.append(batch["reward"].tolist())
-        return {"applied": batch["reward"][0] != 3.0}
+        return Update({}, applied=bool(batch["reward"][0] != 3.0))
 
 
 def items(version: int, reward: float) -> Any:
