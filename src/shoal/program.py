@@ -17,8 +17,6 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
-from shoal import sync
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -127,23 +125,37 @@ def _substitute(value: Any, client: Callable[[str], Any]) -> Any:
 # ---- inside a node -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a runtime can do, as far as a node has to know. The defaults are those of a process per node."""
+
+    asks_ahead: bool = True  # a call can be under way while its caller goes on
+    nodes_may_die: bool = True  # at any time, also while somebody waits for them; otherwise only by their own errors
+    own_processes: bool = True  # a node has one to itself, with its own global state (torch.distributed's, say)
+    report_seconds: float = 0.5  # between two reports of a node, on the runtime's clock
+
+
 @dataclass(frozen=True)
 class Context:
-    """Where a factory finds out which node it is building."""
+    """Where a factory finds out which node it is building, and on what kind of runtime."""
 
     name: str = "main"
     seed: int = 0
     restarts: int = 0
     address: str = "127.0.0.1"  # under which the other nodes' machines reach this one
+    runtime: Capabilities = Capabilities()
 
 
-_current = threading.local()
+class _Current(threading.local):
+    context = Context()  # outside of any node
+
+
+_current = _Current()
 
 
 def current() -> Context:
     """The node this thread works for."""
-    context: Context = getattr(_current, "context", None) or Context()
-    return context
+    return _current.context
 
 
 def set_current(context: Context) -> None:
@@ -281,8 +293,8 @@ class _Immediate(Generic[T]):
 def futures(target: Any) -> Any:
     """`client.future`, or for a plain object calls that answer at once: loops work with either.
 
-    They answer at once on the inline runtime too. Nothing is gained there by asking ahead, and so no call of a node is
-    under way but the one that it waits in: a checkpoint can be taken at any moment.
+    They answer at once in a node whose runtime does not ask ahead, too: there no call of a node is under way but the
+    one that it waits in, and a checkpoint can be taken at any moment.
     """
-    asks_ahead = hasattr(target, "future") and sync.scheduler() is None
+    asks_ahead = current().runtime.asks_ahead and hasattr(target, "future")
     return target.future if asks_ahead else _Immediate(target)

@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "schedules": ("", ""),
     "state": ("", "numpy torch"),
     "buffers": ("", "numpy"),
-    "program": ("sync", "numpy"),
+    "program": ("", "numpy"),
     "retry": ("program sync", ""),
     "config": ("errors factories", ""),
     "options": ("config", ""),
@@ -112,6 +112,13 @@ def test_a_module_imports_only_what_its_part_may_know(path: Path) -> None:
             assert str(path.parent) == ONLY_IN[top], f"{path} may not import {name}: only {ONLY_IN[top]} may"
         else:
             assert top in packages or top in sys.stdlib_module_names, f"{path} may not import {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_no_node_asks_which_runtime_it_is_on(path: Path) -> None:
+    """What a runtime can do it says (`program.Capabilities`); only the clock itself knows of a scheduler."""
+    if part_of(path) not in ("sync", "runtime"):
+        assert "scheduler()" not in (SOURCE / path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", modules(), ids=str)

@@ -19,7 +19,7 @@ from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
-from shoal.sync import process_ends, scheduler, sign_of_life
+from shoal.sync import process_ends, sign_of_life
 from shoal.types import Columns
 from shoal.versions import NONE, updates_between
 
@@ -231,7 +231,7 @@ class ActorLoop(RowLoop):
     def _await_weights(self) -> Any:
         """Newer ones; or None where a replay has lost what these have brought, so that nothing newer will come of it:
         then the same weights act once more."""
-        patience = LOOK if scheduler() is None else None  # inline nobody is lost
+        patience = LOOK if current().runtime.nodes_may_die else None
         while not self._finishing and not process_ends():
             found: Any = patiently(lambda: self._weights.wait(self._recorder.version, patience))
             if found is not None or patience is None or self._send.newest_is_lost():

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from shoal.program import Future, NodeDied, futures
+from shoal.program import Future, NodeDied, current, futures
 from shoal.services.weights import SharedWeights, WeightStore
-from shoal.sync import monotonic, scheduler
+from shoal.sync import monotonic
 
 SNAPSHOT_EVERY = 2.0  # seconds, at the least, between two snapshots for the learner's next life
 SNAPSHOT_SHARE = 0.01  # of the learner's time that they may take
@@ -36,7 +36,7 @@ class Keeper:
     def lacks(self, version: int) -> bool:
         """Whether the weight service was lost and has not this version: it needs both, weights and a snapshot. Asks
         without waiting, and not too often."""
-        if scheduler() is not None:  # inline nobody is killed
+        if not current().runtime.nodes_may_die:
             return False
         if self._asked is None:
             if monotonic() < self._next_look:

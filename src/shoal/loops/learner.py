@@ -25,7 +25,7 @@ from shoal.services.group import Group, Member
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import as_arrays, as_tensors, has_state
-from shoal.sync import scheduler, sleep
+from shoal.sync import sleep
 from shoal.types import Columns
 from shoal.versions import NONE, make_version, number
 
@@ -86,7 +86,8 @@ class LearnerLoop(Loop):
         self._lost_items: int | None = None  # as the front of several services said last
         self._calls = Background()  # to the replay
         self._largest: Callable[[float], float] = float
-        timeout = PATIENCE if scheduler() is None else None  # inline nobody is lost while it waits
+        runtime = current().runtime
+        timeout = PATIENCE if runtime.nodes_may_die else None
         if group is None:
             self._learner, self._generation = make_learner(current().seed), current().restarts
         else:
@@ -105,7 +106,7 @@ class LearnerLoop(Loop):
             lambda: futures(replay).sample(table, batch, timeout=timeout),
             observation_space,
             self._device,
-            ahead=prefetch if scheduler() is None else None,  # inline nothing is gained by it (decision 0029)
+            ahead=prefetch if runtime.asks_ahead else None,
             idle=self._look_around,
         )
         self._reporter.lap("starting")

@@ -353,7 +353,7 @@ class Replay:
 
     def _notify(self) -> None:
         """Something has changed that somebody may wait for."""
-        if self._waiting or sync.scheduler() is not None:
+        if self._waiting:
             self._changed.notify_all()
 
     def _wait_until(

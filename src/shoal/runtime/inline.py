@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from shoal.errors import UserError
-from shoal.program import Client, Context, Handle, Node, NodeDied, Program, current, public, set_current
+from shoal.program import Capabilities, Client, Context, Handle, Node, NodeDied, Program, current, public, set_current
 from shoal.runtime import host
 from shoal.runtime.baton import Baton, Deadlock, Stopped, Task, deadlock_report
 from shoal.runtime.supervise import Supervisor
@@ -29,6 +29,10 @@ from shoal.runtime.supervised import Event, Finished, Supervision
 LATEST = 1e11  # virtual seconds, some thousand years; beyond that small steps would no longer move the clock
 BUILDING = 60.0  # virtual seconds in which nodes that go on from a state must have been made
 SHARED = "run"  # the name of what nodes share, among their states
+
+# One node runs at a time: nothing is gained by asking ahead, and nobody dies while another waits. A report comes after
+# twenty steps of any node (baton.TICK).
+CAPABILITIES = Capabilities(asks_ahead=False, nodes_may_die=False, own_processes=False, report_seconds=0.02)
 
 
 class _InlineFuture:
@@ -246,6 +250,7 @@ class InlineRun:
     # ---- what the supervision asks for
 
     beats = 0.0
+    capabilities = CAPABILITIES
 
     def hear(self, timeout: float) -> list[Event]:
         """Drive the nodes until one of them ends."""

@@ -6,7 +6,7 @@ import abc
 import time
 from typing import Any, Self
 
-from shoal.program import Client, Context, Handle, Node, Program
+from shoal.program import Capabilities, Client, Context, Handle, Node, Program
 from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Event, Supervision
@@ -16,6 +16,7 @@ class ProcessRun(abc.ABC):
     """A running program. `wait` supervises; everything ends with `close` (or with this process)."""
 
     beats: float
+    capabilities = Capabilities()
 
     def __init__(self, program: Program, supervisor: Supervisor | None, seed: int) -> None:
         self.program = program

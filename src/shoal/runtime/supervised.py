@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from shoal.program import Context, Node, Program, node_seed
+from shoal.program import Capabilities, Context, Node, Program, node_seed
 from shoal.runtime.supervise import FIRST_BACKOFF, Hang, RunFailed, Supervisor
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
@@ -54,6 +54,7 @@ Event = Finished | Beat | Lost
 class Nodes(Protocol):
     """What a runtime provides."""
 
+    capabilities: Capabilities
     beats: float  # seconds between two signs of life of a node; 0: there are none
 
     def can_start(self) -> bool:
@@ -165,7 +166,8 @@ class Supervision:
         self.finished.discard(node.name)
         if restarts:
             node = replace(node, start=self.supervisor.states.get(node.name, lambda: None)())
-        self._nodes.start(node, Context(node.name, node_seed(self._seed, node.name, restarts), restarts))
+        seed = node_seed(self._seed, node.name, restarts)
+        self._nodes.start(node, Context(node.name, seed, restarts, runtime=self._nodes.capabilities))
         self.supervisor.started(node.name)
 
     # ---- losing

@@ -137,14 +137,14 @@ class Member:
         self._group = group
         if torch.cuda.is_available():
             torch.cuda.set_device(rank % torch.cuda.device_count())  # "cuda" is from now on this learner's own
-        self._inline = sync.scheduler() is not None
+        self._connects = current().runtime.own_processes  # torch.distributed has one group per process
         self.generation, machines = group.join(rank, current().restarts, _machine())
-        if not self._inline:
+        if self._connects:
             self._connect(one_machine=len(set(machines)) == 1)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all learners, the same to the last bit on each of them."""
-        if self._inline:
+        if not self._connects:
             return torch.from_numpy(self._group.sum(self.generation, self.rank, values.cpu().numpy())).to(values.device)
         total = values.clone()
         try:

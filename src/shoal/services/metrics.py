@@ -11,10 +11,8 @@ from typing import Any
 
 from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.retry import patiently
-from shoal.sync import Condition, monotonic, scheduler
+from shoal.sync import Condition, monotonic
 
-PERIOD = 0.5  # seconds between two reports of a node
-VIRTUAL_PERIOD = 0.02  # the same on a virtual clock, on which a step of any node takes a thousandth of a second
 KEPT = 1000  # evaluations, at least
 LASTING = -1  # the life of what counts on when a run goes on: it tells what it has counted in all of them
 
@@ -250,7 +248,7 @@ class Reporter:
         times = {name: part / total for name, part in seconds.items()}
         sent: Future = futures(self._metrics).report(self._node, counts, measured, times, self._life)
         self._sent.add(sent)
-        self._next = monotonic() + (PERIOD if scheduler() is None else VIRTUAL_PERIOD)
+        self._next = monotonic() + current().runtime.report_seconds
         return sent
 
     def flush_and_wait(self) -> None:

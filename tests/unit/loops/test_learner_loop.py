@@ -17,7 +17,7 @@ from shoal.loops.learner import MAX_REFUSED, PATIENCE, LearnerLoop, NonFinite, _
 from shoal.loops.prefetch import RECONNECT, Prefetch
 from shoal.nets.targets import Target
 from shoal.nets.weights import export_weights
-from shoal.program import Context, Done, NodeDied
+from shoal.program import Capabilities, Context, Done, NodeDied
 from shoal.replay import MinSize, Prioritized, Replay, ReplayTimeout, Table, Writer, n_step
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -115,7 +115,8 @@ def test_of_several_learners_the_first_alone_cuts_the_table_down() -> None:
 
 
 def test_reports_say_what_users_of_replay_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.services.metrics.PERIOD", 0.0)
+    always = Context(runtime=Capabilities(report_seconds=0.0))
+    monkeypatch.setattr("shoal.services.metrics.current", lambda: always)
     metrics = Metrics()
     loop, made = loop_over(filled(), metrics)
     for _ in range(5):

@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 
-from shoal.program import ANYWHERE, Context, Handle, Program, Resources, current, futures, node_seed, set_current
+from shoal.program import (
+    ANYWHERE,
+    Capabilities,
+    Client,
+    Context,
+    Done,
+    Handle,
+    Program,
+    Resources,
+    current,
+    futures,
+    node_seed,
+    set_current,
+)
 
 
 class Thing:
@@ -72,3 +85,25 @@ def test_a_plain_object_answers_futures_at_once() -> None:
     answer = futures("text").upper()
     assert answer.done()
     assert answer.result() == "TEXT"
+
+
+class Counting:
+    """A lane that answers with the number of calls that it was given."""
+
+    calls = 0
+
+    def send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Done:
+        self.calls += 1
+        return Done(self.calls)
+
+
+@pytest.mark.parametrize("asks_ahead", [True, False])
+def test_whether_calls_are_asked_ahead_is_the_runtimes_to_say(asks_ahead: bool) -> None:
+    calls, ahead = Counting(), Counting()
+    before = current()
+    set_current(Context("actor/0", runtime=Capabilities(asks_ahead=asks_ahead)))
+    try:
+        assert futures(Client("replay", calls, ahead)).sample().result() == 1
+    finally:
+        set_current(before)
+    assert (calls.calls, ahead.calls) == ((0, 1) if asks_ahead else (1, 0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.program import Context, Handle, Node, Program
+from shoal.program import Capabilities, Context, Handle, Node, Program
 from shoal.runtime.network import rpc
 from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.network.transport import Connection, pair
@@ -32,6 +32,7 @@ class Pretended:
     """A runtime whose nodes do what a script says: `at(time, event)`. Time passes only while the loop listens."""
 
     beats = 1.0
+    capabilities = Capabilities()
 
     def __init__(self, **supervisor: Any) -> None:
         self.now = 0.0
@@ -438,6 +439,7 @@ class Answering(ProcessRun):
     """A run whose node answers only while the driver supervises it."""
 
     beats = 0.0
+    capabilities = Capabilities()
 
     def __init__(self) -> None:
         super().__init__(Program(), None, 0)

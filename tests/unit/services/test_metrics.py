@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from shoal import sync
-from shoal.program import NodeDied
-from shoal.services.metrics import KEPT, LASTING, PERIOD, VIRTUAL_PERIOD, Metrics, Reporter, next_life
+from shoal.program import Capabilities, Context, NodeDied
+from shoal.runtime import inline
+from shoal.services.metrics import KEPT, LASTING, Metrics, Reporter, next_life
 
 
 def test_evaluations_are_read_from_an_index_on() -> None:
@@ -258,22 +259,17 @@ def test_the_place_among_evaluations_counts_those_that_were_forgotten() -> None:
     assert metrics.state_dict()["evaluations"] == 2 * KEPT + 5
 
 
-def test_a_report_is_due_at_once_and_then_after_its_period(clock: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
-    reporter, due = Reporter(Metrics()), []
-    for clock.now in (0.0, 0.01, VIRTUAL_PERIOD, VIRTUAL_PERIOD + 0.01):
+@pytest.mark.parametrize("runtime", [Capabilities(), inline.CAPABILITIES], ids=["processes", "inline"])
+def test_a_report_is_due_at_once_and_then_after_its_runtimes_period(
+    runtime: Capabilities, clock: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.services.metrics.current", lambda: Context(runtime=runtime))
+    reporter, due, period = Reporter(Metrics()), [], runtime.report_seconds
+    for clock.now in (0.0, 0.01, period, period + 0.01):
         due.append(reporter.due())
         if reporter.due():
             reporter.flush()
     assert due == [True, False, True, False]
-    sync.set_scheduler(None)
-    now = [100.0]
-    monkeypatch.setattr("shoal.services.metrics.monotonic", lambda: now[0])
-    reporter = Reporter(Metrics())
-    reporter.flush()
-    now[0] += PERIOD - 0.01
-    assert not reporter.due()
-    now[0] += 0.02
-    assert reporter.due()
 
 
 def test_the_clock_goes_on_where_it_was(clock: Ticking) -> None:
