@@ -21,6 +21,7 @@ from shoal.config import (
     Widths,
     config,
 )
+from shoal.errors import UserError
 
 Activation = Literal["tanh", "relu"]
 Images = Literal["nature", "resnet"]
@@ -100,11 +101,17 @@ class Learning:
 
 
 @config()
-class Rollouts:
-    """On-policy data: a queue of rollouts, each trained on once."""
+class Unrolls:
+    """On-policy data: rollouts, each trained on once."""
 
     unroll: Count = 20
     """Transitions per item; one more observation is kept to bootstrap."""
+
+
+@config()
+class Rollouts(Unrolls):
+    """A queue of them, which lets actors go on while learners learn."""
+
     queue: Count = 128
     """Items that may wait for the learner; actors block when it is full."""
     batch: Count = 64
@@ -146,6 +153,18 @@ class Experience:
 
 
 @config()
+class Sequences:
+    """Items that are stretches of an episode, for networks with a memory."""
+
+    burn_in: Whole = 10
+    """Steps before a sequence that only bring its recurrent state up to date."""
+    length: Count = 30
+    """Steps of a sequence that are trained."""
+    period: Count = 15
+    """Steps from the beginning of one sequence to that of the next."""
+
+
+@config()
 class EpsilonLadder:
     """Exploration by ε-greedy actions, each environment with its own ε."""
 
@@ -171,6 +190,16 @@ class DuelingNetwork:
     """Width of the hidden layers of value and advantage; 0: none."""
     learning_rate: Amount = 1e-3
     """Of the optimizer."""
+
+
+@config()
+class RecurrentDuelingNetwork(DuelingNetwork):
+    """The same over a recurrent core."""
+
+    core: Factory | None = None
+    """module:factory of a recurrent core in place of the LSTM, see shoal.nets.user_q."""
+    lstm: Whole = 64
+    """Its width."""
 
 
 @config()
@@ -225,6 +254,16 @@ class Proximal:
     """Passes over a batch."""
     minibatches: Count = 4
     """Updates per pass."""
+
+    def check_minibatches(self, rollouts: int, rows: int) -> None:
+        """One with nothing in it is an update that learns nothing. A learner has so many `rollouts` at a time, each of
+        so many `rows` that can be learned from apart: 1 where a state runs through them."""
+        if self.minibatches > (most := rollouts * rows):
+            raise UserError(
+                f"--minibatches {self.minibatches} leaves some without anything to learn from, as there are {most} "
+                f"{'rows' if rows > 1 else 'rollouts'} for each learner at a time: give at most {most}."
+            )
+
     clip: Amount = 0.2
     """How far the ratio of probabilities may move before it gains no more."""
     anneal_steps: Whole = 0
@@ -296,12 +335,17 @@ class RandomStart:
 
 
 @config(epsilon=1e-5)
-class OnPolicy(PolicyAndValue, PolicyGradient, Normalization, Learning, Rewards, Acting):
+class OnPolicy(PolicyAndValue, PolicyGradient, Normalization, Unrolls, Learning, Rewards, Acting):
     """What learners of policy gradients share."""
 
 
+@config()
+class OffPolicy(Learning, Experience, CentralInference, Acting):
+    """What learners that sample a replay share."""
+
+
 @config(env="Pendulum-v1", envs_per_actor=8, rows=8, capacity=1_000_000, batch=256)
-class ContinuousControl(ActorAndCritics, Learning, Experience, Rewards, CentralInference, Acting):
+class ContinuousControl(ActorAndCritics, OffPolicy, Rewards):
     """What algorithms of an actor and critics share, with the sizes that their papers have."""
 
 

@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "program": ("", "numpy"),
     "retry": ("program sync", ""),
     "config": ("errors factories", ""),
-    "options": ("config", ""),
+    "options": ("config errors", ""),
     "factories": ("errors", ""),
     "flat": ("errors", "torch"),
     "films": ("errors", "numpy imageio PIL"),
@@ -40,7 +40,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "services": ("acting buffers errors flat program replay retry state sync tree versions", "torch numpy"),
     "optim": ("flat services sync", "torch"),
     "loops": (
-        "acting batches envs errors factories films learning nets optim program replay "
+        "acting batches envs errors factories films learning nets optim options program replay "
         "retry services state sync tree versions",
         "torch numpy",
     ),

@@ -27,7 +27,7 @@ from shoal.functional.vtrace import vtrace
 from shoal.learning import Update
 from shoal.loops.wiring import Settings, Wiring
 from shoal.nets.building import Spaces, make_actor_critic
-from shoal.options import ATARI, Acting, PolicyAndValue, PolicyGradient, Rewards
+from shoal.options import ATARI, Acting, PolicyAndValue, PolicyGradient, Rewards, Unrolls
 from shoal.program import Program
 from shoal.schedules import annealed
 from shoal.services.gradients import GradientServer
@@ -35,7 +35,7 @@ from shoal.state import Stateful
 
 
 @config(actors=2)
-class Config(PolicyAndValue, PolicyGradient, Rewards, Acting):
+class Config(PolicyAndValue, PolicyGradient, Unrolls, Rewards, Acting):
     unroll: Count = 20
     """Rows of each environment per gradient."""
     gamma: Share = 0.99

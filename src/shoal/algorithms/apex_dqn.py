@@ -29,14 +29,14 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_q_network
 from shoal.nets.targets import Drift, Target
-from shoal.options import PIXELS, Acting, CentralInference, DuelingNetwork, EpsilonLadder, Experience, Learning, Rewards
+from shoal.options import PIXELS, DuelingNetwork, EpsilonLadder, OffPolicy, Rewards
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
 
 @config(grad_clip=40.0)
-class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, Rewards, CentralInference, Acting):
+class Config(DuelingNetwork, OffPolicy, EpsilonLadder, Rewards):
     quantiles: Whole = 0
     """Of the return, per action; 0: only its mean."""
     kappa: Amount = 0.0

@@ -19,7 +19,7 @@ from shoal import optim
 from shoal.acting.policy import LAST_REWARD
 from shoal.acting.recurrent_q import RecurrentQPolicy, core_state
 from shoal.batches import Batch
-from shoal.config import Count, Factory, Share, Whole, config
+from shoal.config import Share, config
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.functional.exploration import epsilon_ladder
@@ -39,7 +39,7 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_recurrent_q_network, previous, unroll
 from shoal.nets.targets import Drift, Target
-from shoal.options import PIXELS, Acting, CentralInference, DuelingNetwork, EpsilonLadder, Experience, Learning
+from shoal.options import PIXELS, EpsilonLadder, OffPolicy, RecurrentDuelingNetwork, Sequences
 from shoal.program import Program
 from shoal.replay import sequence
 from shoal.state import Stateful
@@ -60,19 +60,9 @@ from shoal.state import Stateful
     hidden=(64,),
     stream=64,
 )
-class Config(DuelingNetwork, Learning, Experience, EpsilonLadder, CentralInference, Acting):
-    burn_in: Whole = 10
-    """Steps before a sequence that only bring its recurrent state up to date."""
-    length: Count = 30
-    """Steps of a sequence that are trained."""
-    period: Count = 15
-    """Steps from the beginning of one sequence to that of the next."""
+class Config(RecurrentDuelingNetwork, OffPolicy, Sequences, EpsilonLadder):
     mix: Share = 0.9
     """A sequence's priority is mix · max |δ| + (1 − mix) · mean |δ|."""
-    core: Factory | None = None
-    """module:factory of a recurrent core in place of the LSTM, see shoal.nets.user_q."""
-    lstm: Whole = 64
-    """Its width."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

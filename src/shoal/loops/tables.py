@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from shoal.errors import UserError
-from shoal.factories import load_factory, name_of
+from shoal.factories import Factory, load_factory, name_of
+from shoal.options import Acting, Experience, Sequences
 from shoal.replay import MinSize, Pattern, SamplesPerInsert, Table
 from shoal.replay.patterns import Viewed
 from shoal.replay.views import Transition
@@ -32,19 +32,19 @@ def share_of(table: Table, shards: int) -> Table:
     return replace(table, capacity=-(-table.capacity // shards), limiter=waits)
 
 
-def pattern_of(cfg: Any, usual: Pattern) -> Pattern:
+def pattern_of(cfg: Acting, usual: Pattern) -> Pattern:
     """The pattern that --pattern names, where there is such an option, or the `usual` one, whose items the learner can
     read."""
-    if getattr(cfg, "pattern", None) is None:
+    if not isinstance(cfg, Experience) or cfg.pattern is None:
         return usual
-    pattern, name = _users_pattern(cfg), name_of(cfg.pattern)
+    pattern, name = _users_pattern(cfg.pattern, cfg), name_of(cfg.pattern)
     if pattern.view.timed != usual.view.timed:
         kinds = {True: "sequences", False: "transitions"}
         raise UserError(
             f"--pattern {name} makes {kinds[pattern.view.timed]}, and the learner reads "
             f"{kinds[usual.view.timed]}: give a pattern of those."
         )
-    if usual.view.timed and pattern.rows < cfg.burn_in + 2:
+    if isinstance(cfg, Sequences) and usual.view.timed and pattern.rows < cfg.burn_in + 2:
         raise UserError(
             f"--pattern {name} makes items of {pattern.rows} rows, of which --burn-in {cfg.burn_in} leaves "
             "nothing to train: make longer ones or burn in less."
@@ -55,8 +55,8 @@ def pattern_of(cfg: Any, usual: Pattern) -> Pattern:
     return pattern
 
 
-def _users_pattern(cfg: Any) -> Pattern:
-    name, factory = name_of(cfg.pattern), load_factory(cfg.pattern, "pattern")
+def _users_pattern(given: Factory, cfg: Experience) -> Pattern:
+    name, factory = name_of(given), load_factory(given, "pattern")
     try:
         made = factory(cfg)
     except Exception as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from torch import nn
 
@@ -20,6 +20,9 @@ from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import LearnerLoop
 from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
+from shoal.nets.building import make_actor_critic
+from shoal.optim import Peers
+from shoal.options import Acting, CentralInference, Experience, Learning, OffPolicy, OnPolicy, Proximal
 from shoal.program import Program, Resources
 from shoal.replay import Pattern, Prioritized, Replay, ShardedReplay, Table, Uniform, rollout
 from shoal.replay.patterns import stacked
@@ -30,6 +33,34 @@ from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 
 TRIM_EVERY = 100  # updates after which a table is cut down to its soft capacity (Horgan 2018)
+
+C = TypeVar("C", bound=Acting)
+Off = TypeVar("Off", bound=OffPolicy)
+On = TypeVar("On", bound=OnPolicy)
+G = TypeVar("G")
+AnyConfig = TypeVar("AnyConfig", bound=Acting, contravariant=True)
+
+
+class MakePolicy(Protocol[AnyConfig]):
+    """A page's factory of what acts."""
+
+    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int, greedy: bool = False) -> Policy: ...
+
+
+class MakeLearner(Protocol[AnyConfig]):
+    """A page's learner."""
+
+    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int, peers: Peers = ...) -> Learner: ...
+
+
+class MakeWorker(Protocol[AnyConfig]):
+    """A page's learner that acts with the weights which it trains."""
+
+    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int, servers: Sequence[GradientServer]) -> Worker: ...
+
+
+class MakeNetwork(Protocol[AnyConfig]):
+    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +96,14 @@ class ReplayFrontend(ShardedReplay):
         """The services are nodes themselves, and closed as such."""
 
 
-class Wiring:
+class Wiring(Generic[C]):
     """A program that is being put together for an algorithm: services, replay, learners, actors, evaluator.
 
     The factories of learners and policies are those of an algorithm's page: `learner(cfg, env, seed, peers)` and
     `policy(cfg, env, seed, greedy)`.
     """
 
-    def __init__(self, cfg: Any, env: EnvSpec, settings: Settings) -> None:
+    def __init__(self, cfg: C, env: EnvSpec, settings: Settings) -> None:
         self.program = Program()
         self.cfg, self.env, self.settings = cfg, env, settings
         self.metrics = self.program.add("metrics", Metrics, max_steps=settings.max_steps)
@@ -97,7 +128,7 @@ class Wiring:
     def add_experience(self, table: str, block: int) -> ReplayHandles:
         """The replay of an algorithm that samples its items again and again (`shoal.options.Experience`); actors bring
         about `block` items at once."""
-        cfg = self.cfg
+        cfg = _with(Experience, self.cfg)
         prioritized = cfg.replay == "prioritized"
         description = Table(
             table,
@@ -113,7 +144,7 @@ class Wiring:
 
     def add_actors(
         self,
-        make_policy: Callable[..., Policy],
+        make_policy: MakePolicy[C],
         *,
         writes: ReplayHandles,
         pattern: Pattern,
@@ -122,12 +153,12 @@ class Wiring:
     ) -> None:
         """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
         cfg = self.cfg
-        policy: Any = partial(make_policy, cfg, self.env)
-        build: Any = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
+        policy = partial(make_policy, cfg, self.env)
+        build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         patterns = {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)}
         first_environments = {f"actor/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)}
-        if getattr(cfg, "inference", "local") == "central":
-            self._add_remote_actors(build, policy, writes, patterns, rows, first_environments)
+        if isinstance(cfg, CentralInference) and cfg.inference == "central":
+            self._add_remote_actors(cfg, build, policy, writes, patterns, rows, first_environments)
             return
         for name, first_environment in first_environments.items():
             self.program.add(
@@ -147,6 +178,7 @@ class Wiring:
 
     def _add_remote_actors(
         self,
+        inference: CentralInference,
         build: Callable[[int], envs.Envs],
         policy: Callable[[int], Policy],
         writes: ReplayHandles,
@@ -155,7 +187,7 @@ class Wiring:
         first_environments: Mapping[str, int],
     ) -> None:
         cfg = self.cfg
-        count, limit = min(cfg.inference_servers, cfg.actors), cfg.inference_batch
+        count, limit = min(inference.inference_servers, cfg.actors), inference.inference_batch
         if 0 < limit < cfg.envs_per_actor:
             raise UserError(
                 f"--inference-batch {limit} cannot hold one request of --envs-per-actor {cfg.envs_per_actor} "
@@ -172,7 +204,7 @@ class Wiring:
                 self.weights,
                 self.metrics,
                 max_batch=_whole_requests(cfg.envs_per_actor, len(range(index, cfg.actors, count)), limit),
-                max_wait=cfg.inference_wait,
+                max_wait=inference.inference_wait,
                 first_environments=first_environments,
                 stacks=self.env.stacks,
             )
@@ -186,15 +218,15 @@ class Wiring:
 
     def add_learners(
         self,
-        make_learner: Callable[..., Learner],
+        make_learner: MakeLearner[C],
         *,
         reads: ReplayHandles,
         batch: int,  # items per update, of all learners together
         **options: Any,  # of LearnerLoop
     ) -> None:
         """`learner`, and with several `learner/1`, `learner/2`, …: each takes its share of every batch."""
-        cfg, program, count = self.cfg, self.program, self.cfg.learners
-        learner: Any = partial(make_learner, cfg, self.env)
+        learning, program = _with(Learning, self.cfg), self.program
+        count, learner = learning.learners, partial(make_learner, self.cfg, self.env)
         if batch < count:
             raise UserError(
                 f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items."
@@ -211,7 +243,7 @@ class Wiring:
                 self.weights,
                 self.metrics,
                 observation_space=self.env.observation_space,
-                device=cfg.device,
+                device=learning.device,
                 max_updates=self.settings.max_updates,
                 frozen=self.settings.frozen,
                 group=group,
@@ -220,7 +252,7 @@ class Wiring:
                 **reads.learning,
                 **options,
             )
-        self.place("learner*", cfg.device, threads=cfg.learner_threads)
+        self.place("learner*", learning.device, threads=learning.learner_threads)
 
     # ---- acting and learning in one node, around a gradient service
 
@@ -230,14 +262,12 @@ class Wiring:
         options |= {"max_steps": self.settings.max_updates, "snapshots": self.weights}
         return [self.program.add(name, GradientServer, **options) for name in names]
 
-    def add_publisher(
-        self, make_network: Callable[..., nn.Module], servers: list[GradientServer], *, publish_every: int
-    ) -> None:
+    def add_publisher(self, make_network: MakeNetwork[C], servers: list[GradientServer], *, publish_every: int) -> None:
         """`learner`: it starts the gradient service and publishes what it has."""
         self.program.add(
             "learner",
             Publisher,
-            cast(Any, partial(make_network, self.cfg, self.env)),
+            partial(make_network, self.cfg, self.env),
             servers,
             self.weights,
             self.metrics,
@@ -245,11 +275,11 @@ class Wiring:
             max_updates=self.settings.max_updates,
         )
 
-    def add_workers(self, make_worker: Callable[..., Worker], servers: list[GradientServer], *, rows: int) -> None:
+    def add_workers(self, make_worker: MakeWorker[C], servers: list[GradientServer], *, rows: int) -> None:
         """`worker/0`, `worker/1`, …"""
         cfg = self.cfg
-        build: Any = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
-        worker: Any = partial(make_worker, cfg, self.env)
+        build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
+        worker = partial(make_worker, cfg, self.env)
         for index in range(cfg.actors):
             self.program.add(
                 f"worker/{index}",
@@ -267,16 +297,16 @@ class Wiring:
 
     # ---- the judge
 
-    def add_evaluator(self, make_policy: Callable[..., Policy]) -> None:
+    def add_evaluator(self, make_policy: MakePolicy[C]) -> None:
         """`evaluator`, with the greedy policy and environments of its own."""
         settings, cfg = self.settings, self.cfg
         if not settings.evaluate:
             return
         at_once = min(settings.eval_episodes, AT_ONCE)
-        build: Any = partial(make_envs, self.env.for_evaluation(), at_once, cfg.vectorizer)
-        policy: Any = partial(make_policy, cfg, self.env, greedy=True)
+        build = partial(make_envs, self.env.for_evaluation(), at_once, cfg.vectorizer)
+        policy = partial(make_policy, cfg, self.env, greedy=True)
         films, drawn = settings.films, self.env.for_evaluation()
-        filming: Any = None if films is None else partial(Filming, films, drawn, policy)
+        filming = None if films is None else partial(Filming, films, drawn, policy)
         self.program.add(
             "evaluator",
             Evaluator,
@@ -302,12 +332,12 @@ class Wiring:
 
 
 def experience_program(
-    cfg: Any,
+    cfg: Off,
     env: EnvSpec,
     settings: Settings,
     *,
-    learner: Callable[..., Learner],
-    policy: Callable[..., Policy],
+    learner: MakeLearner[Off],
+    policy: MakePolicy[Off],
     pattern: Pattern,
     table: str = "transitions",
     period: int = 1,  # steps from one item of an environment to the next
@@ -322,19 +352,22 @@ def experience_program(
 
 
 def rollout_program(
-    cfg: Any,
+    cfg: On,
     env: EnvSpec,
     settings: Settings,
     *,
-    learner: Callable[..., Learner],
-    policy: Callable[..., Policy],
+    learner: MakeLearner[On],
+    policy: MakePolicy[On],
     table: Table,
     batch: int,
     synchronous: bool = False,
     **learning: Any,  # options of LearnerLoop
 ) -> Program:
     """Actors bring rollouts of `cfg.unroll` steps, learners take each once."""
-    _check_minibatches(cfg, batch)
+    if isinstance(cfg, Proximal):
+        rollouts = max(1, batch // cfg.learners)  # of each learner
+        recurrent = cfg.minibatches > rollouts and bool(make_actor_critic(cfg, env, seed=0).initial_state(1))
+        cfg.check_minibatches(rollouts, 1 if recurrent else cfg.unroll)
     wiring = Wiring(cfg, env, settings)
     rollouts = wiring.add_replay(table)
     wiring.add_learners(learner, reads=rollouts, batch=batch, synchronous=synchronous, **learning)
@@ -343,16 +376,11 @@ def rollout_program(
     return wiring.program
 
 
-def _check_minibatches(cfg: Any, batch: int) -> None:
-    """Where batches are gone over in parts: one with nothing in it is an update that learns nothing."""
-    recurrent = bool(cfg.lstm)  # a state runs through a rollout: it is not cut
-    most = max(1, batch // cfg.learners) * (1 if recurrent else cfg.unroll)
-    if getattr(cfg, "minibatches", 1) > most:
-        parts = "rollouts" if recurrent else "rows"
-        raise UserError(
-            f"--minibatches {cfg.minibatches} leaves some without anything to learn from, as there are {most} {parts} "
-            f"for each learner at a time: give at most {most}."
-        )
+def _with(group: type[G], cfg: Acting) -> G:
+    """The config as one of a group whose options are read."""
+    if not isinstance(cfg, group):
+        raise TypeError(f"{type(cfg).__module__}.{type(cfg).__qualname__} lacks the options of {group.__qualname__}")
+    return cfg
 
 
 def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from batches import CONTINUOUS, DISCRETE
 from gymnasium import spaces
+from torch import nn
 from transitions import Spec
 
 from shoal import envs, optim
@@ -197,6 +199,29 @@ def test_more_minibatches_than_there_is_to_learn_from_are_refused(page: Any) -> 
         nodes_of(page, cfg)
         with pytest.raises(UserError, match=f"--minibatches {most + 1} leaves some .* {most} {parts} for each learner"):
             nodes_of(page, dataclasses.replace(cfg, minibatches=most + 1))
+
+
+class OwnRecurrent(nn.Module):
+    """A user's network with a memory, of which the option --lstm knows nothing."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.heads = nn.Linear(observation_space.shape[0], action_space.n + 1)
+
+    def initial_state(self, count: int) -> dict[str, torch.Tensor]:
+        return {"memory": torch.zeros(count, 1)}
+
+    def forward(self, observation: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+        outputs = self.heads(observation)
+        return outputs[:, 1:], outputs[:, 0] + state["memory"][:, 0], {"memory": state["memory"] + 1.0}
+
+
+@pages([ppo, appo])
+def test_minibatches_of_ones_own_recurrent_network_are_rollouts(page: Any) -> None:
+    options = ACTING | {"unroll": 9} | ({"batch": 15, "queue": 15} if page is appo else {})
+    nodes_of(page, page.Config(**options, network=OwnRecurrent, minibatches=15))
+    with pytest.raises(UserError, match=r"--minibatches 16 leaves some .* 15 rollouts for each learner"):
+        nodes_of(page, page.Config(**options, network=OwnRecurrent, minibatches=16))
 
 
 # ---- A3C
