@@ -134,6 +134,7 @@ class InlineRun:
         self._supervision = Supervision(program, self, self.supervisor, seed, self.baton.monotonic)
         self._targets: dict[str, Any] = {}
         self._contexts: dict[str, Context] = {}
+        self._clients: dict[str, Client] = {}  # of the driver
         self._told: list[Event] = []
         self._gone: set[str] = set()  # lost and not started again yet
         self._turns_seen = -1
@@ -152,7 +153,9 @@ class InlineRun:
 
     def client(self, handle: Any) -> Any:
         assert isinstance(handle, Handle)
-        return self._client("main", handle.name)
+        if handle.name not in self._clients:  # one for all who ask: its calls ahead have a thread
+            self._clients[handle.name] = self._client("main", handle.name)
+        return self._clients[handle.name]
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Drive the nodes for `seconds` of virtual time, or `until` something is so, asked once per round of turns."""

@@ -23,16 +23,22 @@ class ProcessRun(abc.ABC):
         self.supervisor = supervisor or Supervisor()
         self._supervision = Supervision(program, self, self.supervisor, seed, time.monotonic)
         self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}  # this process's own, by callee
+        self._clients: dict[str, Any] = {}
 
     def client(self, handle: Any) -> Any:
-        """A client of a node, for this process."""
+        """The client of a node, for this process: one for all who ask, as it may hold descriptors."""
         assert isinstance(handle, Handle)
         name = handle.name
-        if name not in self._lanes:
+        if name not in self._clients:
             self._lanes[name] = self.make_lanes(name)
             for lane in self._lanes[name]:
                 lane.while_waiting = self._supervision.meanwhile
-        return Client(name, *self._lanes[name])
+            self._clients[name] = self.make_client(name, Client(name, *self._lanes[name]))
+        return self._clients[name]
+
+    def make_client(self, name: str, calls: Client) -> Any:
+        """What this process uses a node through, given one that calls it."""
+        return calls
 
     def wait(self, seconds: float) -> None:
         """Let the run go on for `seconds`, restarting what may be lost; `RunFailed` when it cannot go on."""
@@ -54,6 +60,7 @@ class ProcessRun(abc.ABC):
             for lane in lanes:
                 lane.close()
         self._lanes.clear()
+        self._clients.clear()
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from shoal.program import Context, Node, Program
+from shoal.program import Client, Context, Node, Program
 from shoal.runtime.host import BEAT
 from shoal.runtime.local import limits
 from shoal.runtime.local.node import GRACE, Start
@@ -80,11 +80,8 @@ class LocalRun(ProcessRun):
 
     # ---- using it
 
-    def client(self, handle: Any) -> Any:
-        client = super().client(handle)
-        if handle.name in self._boards:
-            return self._board_client(handle.name)(client, os.dup(self._boards[handle.name]))
-        return client
+    def make_client(self, name: str, calls: Client) -> Any:
+        return self._board_client(name)(calls, self._boards[name]) if name in self._boards else calls
 
     def make_lanes(self, name: str) -> tuple[LocalLane, LocalLane]:
         one, other = (LocalLane(name, Connection(self._serve(MAIN, name))) for _ in range(2))
