@@ -52,7 +52,7 @@ def loop(seconds: float) -> float:
         outcome = vector.step(recorder.act(observation))
         observation = outcome.observation
         steps += int(outcome.valid.sum())
-        recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+        recorder.result(outcome)
     return steps / spent
 
 

@@ -76,7 +76,7 @@ class MyActor:
         while not complete:
             outcome = self.envs.step(self.recorder.act(self.observation))
             self.observation = outcome.observation
-            complete = self.recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+            complete = self.recorder.result(outcome)
         self.refresh(self.weights.newer(self.recorder.version))
 
 

@@ -1,19 +1,20 @@
-"""Acting: policies, what is recorded of what they do, and how that is sent to the replay service."""
+"""Acting: policies, playing them, what is recorded of what they do, and how that is sent to the replay service."""
 
 from __future__ import annotations
 
+from shoal.acting.player import Player, act_together
 from shoal.acting.policy import GivesPriorities, PerEnvironment, Policy
-from shoal.acting.recorder import Recorder, with_last_reward, zero_where
+from shoal.acting.recorder import Recorder
 from shoal.acting.sender import Sender
 from shoal.acting.stacking import Stacker
 
 __all__ = [
     "GivesPriorities",
     "PerEnvironment",
+    "Player",
     "Policy",
     "Recorder",
     "Sender",
     "Stacker",
-    "with_last_reward",
-    "zero_where",
+    "act_together",
 ]

@@ -9,7 +9,8 @@ from shoal.envs.faults import EnvFault
 from shoal.envs.making import make
 from shoal.envs.names import Environment, name_of
 from shoal.envs.spec import EVALUATION_LIMIT, EnvSpec, TaskKind, Vectorizer
-from shoal.envs.vector import Envs, Step
+from shoal.envs.vector import Envs
+from shoal.step import Step
 
 __all__ = [
     "EVALUATION_LIMIT",

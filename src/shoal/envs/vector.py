@@ -1,18 +1,17 @@
 """Many environments as one: the only place that knows autoreset, episode ends and what actions look like inside.
 
 Autoreset is Gymnasium's NEXT_STEP: when an episode ends with one step, the next step ignores the action, returns
-reward 0 and the first observation of the next episode, and is marked `valid=False`. So the observation returned with
-`terminated` or `truncated` is the episode's final one, and a step with `valid=False` is no transition.
+reward 0 and the first observation of the next episode, and is marked as a `reset`. So the observation returned with
+`terminated` or `truncated` is the episode's final one, and a row that is a `reset` is no transition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from shoal import tree
@@ -22,23 +21,10 @@ from shoal.envs.faults import EnvFault
 from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, REPLACED, RESET_REWARD
 from shoal.envs.state import load_layers, state_of_layers
 from shoal.envs.vectorizers import VectorEnvLike
+from shoal.step import Step
 from shoal.types import Array, Arrays
 
 _FLOAT = np.dtype(np.float32)  # made once: numpy looks a type up at every call
-
-
-class Step(NamedTuple):
-    """What one action per environment gave. The arrays belong to the caller.
-
-    Read it by name: it will grow. `valid` speaks of the row alone (was this a transition?); who of several agents takes
-    part in a row is to have a column of its own.
-    """
-
-    observation: tree.Tree  # array [B, ...], or a dict or tuple of such
-    reward: npt.NDArray[np.float32]  # [B]
-    terminated: npt.NDArray[np.bool_]  # [B]
-    truncated: npt.NDArray[np.bool_]  # [B]
-    valid: npt.NDArray[np.bool_]  # [B], False where the environment was reset and the action ignored
 
 
 class Envs:
@@ -85,8 +71,8 @@ class Envs:
     def step(self, action: Array) -> Step:
         """Act once in every environment."""
         if self._cut:
-            nothing = np.zeros(self.count, np.bool_)
-            return Step(self._begin(None), np.zeros(self.count, _FLOAT), nothing, nothing.copy(), nothing.copy())
+            nothing, everywhere = np.zeros(self.count, np.bool_), np.ones(self.count, np.bool_)
+            return Step(self._begin(None), np.zeros(self.count, _FLOAT), nothing, nothing.copy(), everywhere)
         observation, reward, terminated, truncated, info = self._vector.step(self._prepare(action))
         if not self._checked:
             self._check(observation, reward, terminated, truncated)
@@ -110,7 +96,7 @@ class Envs:
             self._add_games(reward, info)
         else:
             self._log.add(reward, self._done)
-        return Step(observation, reward, terminated, truncated, valid)
+        return Step(observation, reward, terminated, truncated, resets)
 
     def losses(self) -> list[str]:
         """Sentences on the environments that were lost and replaced since this was last asked."""

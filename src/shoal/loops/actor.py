@@ -11,7 +11,6 @@ from shoal import tree
 from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import EnvFault, Envs
 from shoal.envs.state import NoState
-from shoal.envs.vector import Step
 from shoal.loops.loop import EXACT, RowLoop
 from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
@@ -19,6 +18,7 @@ from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
+from shoal.step import Step
 from shoal.sync import process_ends, sign_of_life
 from shoal.types import Columns
 from shoal.versions import NONE, updates_between
@@ -41,12 +41,12 @@ class EnvRunner:
 
     def step(self, action: Any) -> Step:
         self.report.lap("inference")
-        outcome = self.envs.step(action)
+        step = self.envs.step(action)
         sign_of_life()
-        self.observation = outcome.observation
-        self.report.count("env_steps", int(np.count_nonzero(outcome.valid)))
+        self.observation = step.observation
+        self.report.count("env_steps", int(np.count_nonzero(step.valid)))
         self.report.lap("environment")
-        return outcome
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments stand, and what was observed last; or why they cannot say, and what is lost by it."""
@@ -123,7 +123,7 @@ class ActorLoop(RowLoop):
             policy, count, rows, self._ship, first_environment=first_environment, stacks=self._runner.envs.stacks
         )
         if isinstance(policy, PerEnvironment):
-            policy.set_environments(self._recorder.environments)
+            policy.set_environments(self._recorder.player.environments)
         self._weights = weights
         self._synchronous = synchronous
         self._fetching: Future | None = None
@@ -155,8 +155,7 @@ class ActorLoop(RowLoop):
         while not complete:
             if self._finishing:
                 return False
-            outcome = runner.step(recorder.act(runner.observation))
-            complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+            complete = recorder.result(runner.step(recorder.act(runner.observation)))
             self._between_rows()
         return True
 
@@ -251,7 +250,7 @@ class RemoteActorLoop(RowLoop):
         self._reporter = self._runner.report
         self._inference = inference
         self._rows = rows
-        self._outcome: Any = None
+        self._outcome: Step | None = None
 
     def step(self) -> bool:
         runner, node = self._runner, current()
@@ -260,8 +259,7 @@ class RemoteActorLoop(RowLoop):
                 return self._end()
             action = self._inference.act(node.name, node.restarts, runner.observation, self._outcome)
             runner.report.lap("waiting for inference")
-            outcome = runner.step(action)
-            self._outcome = (outcome.reward, outcome.terminated, outcome.valid)
+            self._outcome = runner.step(action)._replace(observation=None)  # which goes there with the next question
             self._between_rows()
         return True if runner.end_of_block() else self._end()
 

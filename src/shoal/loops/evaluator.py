@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.acting import Policy, Stacker, with_last_reward, zero_where
+from shoal.acting import Player, Policy
 from shoal.envs import Envs
 from shoal.envs.state import NoState
 from shoal.loops.filming import Filming, Interrupted
@@ -34,22 +34,18 @@ def evaluate(envs: Envs, policy: Policy, episodes: int, give_up: Callable[[], bo
     while len(returns) < episodes:
         observation = envs.reset()
         envs.episodes()
-        state = policy.initial_state(envs.count)
-        first = np.ones(envs.count, np.bool_)
+        player = Player(policy, envs.count, envs.stacks)
         total = np.zeros(envs.count)
         running = np.ones(envs.count, np.bool_)
-        stacker = Stacker(envs.stacks) if envs.stacks else None
         while running.any():
             if give_up():
                 raise Interrupted
-            seen = observation if stacker is None else stacker.push(observation, first)
-            action, state, _ = policy.act(seen, state, first)
-            outcome = envs.step(action)
+            step = envs.step(player.act(observation))
             sign_of_life()
-            state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))
-            total += np.where(running, outcome.reward, 0.0)
-            running &= ~(outcome.terminated | outcome.truncated) & outcome.valid  # invalid: it was lost and replaced
-            observation, first = outcome.observation, ~outcome.valid
+            player.result(step)
+            total += np.where(running, step.reward, 0.0)
+            running &= ~(step.terminated | step.truncated | step.reset)  # a reset: it was lost and replaced
+            observation = step.observation
         returns.extend(total.tolist())
     return returns[:episodes]
 

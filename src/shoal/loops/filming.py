@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from shoal import films
-from shoal.acting import Policy, Stacker, with_last_reward, zero_where
+from shoal.acting import Player, Policy
 from shoal.envs import EnvFault, Envs, EnvSpec
 from shoal.envs.pictures import make_drawn, picture
 from shoal.errors import UserError
@@ -43,19 +41,17 @@ def pictures(
     `Interrupted`."""
     total, observation = 0.0, made.reset()
     yield picture(made)
-    state, first = policy.initial_state(1), np.ones(1, np.bool_)
-    stacker = Stacker(made.stacks)
+    player = Player(policy, made.count, made.stacks)
     while len(returns) < episodes:
         if give_up():
             raise Interrupted
-        action, state, _ = policy.act(stacker.push(observation, first), state, first)
-        outcome = made.step(action)
+        step = made.step(player.act(observation))
         sign_of_life()
-        state = zero_where(~outcome.valid, with_last_reward(state, outcome.reward))
-        observation, first = outcome.observation, ~outcome.valid
-        total += float(outcome.reward[0])
+        player.result(step)
+        observation = step.observation
+        total += float(step.reward[0])
         yield picture(made)
-        if outcome.terminated[0] or outcome.truncated[0]:
+        if step.terminated[0] or step.truncated[0]:
             returns.append(total)
             total = 0.0
 

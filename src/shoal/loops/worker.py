@@ -95,8 +95,7 @@ class WorkerLoop(RowLoop):
         while not complete:
             if self._finishing:
                 return self._end()
-            outcome = runner.step(recorder.act(runner.observation))
-            complete = recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+            complete = recorder.result(runner.step(recorder.act(runner.observation)))
             self._between_rows()
         if not runner.end_of_block() or self._worker.finished():
             return self._end()
@@ -135,9 +134,7 @@ class WorkerLoop(RowLoop):
         """As a batch of the replay has them: the block's rows, one more for the observation that follows them, and the
         recurrent state before them."""
         report = self._runner.report
-        observation, stacker = self._runner.observation, self._recorder.stacker
-        if stacker is not None:
-            observation = stacker.peek(observation, self._recorder.first)
+        observation = self._recorder.player.peek(self._runner.observation)
         for name, following in tree.flatten(observation, "observation").items():
             block[name][-1] = following  # of all columns only this one is known, and looked at
         columns = {name: rows[0] if tree.is_under(name, "state") else rows for name, rows in block.items()}

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from shoal.acting import PerEnvironment, Policy, zero_where
+from shoal.acting import PerEnvironment, Player, Policy
 from shoal.acting.policy import LAST_REWARD
-from shoal.acting.stacking import Stacker
 from shoal.config import Seed, validate
 from shoal.envs.check import image_stacks
 from shoal.envs.space_records import from_record
@@ -30,7 +29,7 @@ from shoal.experiment.environments import describe_env
 from shoal.playing.observations import Observations
 from shoal.runs import directory, records, registry
 from shoal.runs.saved_weights import find_weights, load_checked
-from shoal.types import Array, Columns
+from shoal.types import Array
 
 RANDOM_ROWS = "random_rows"  # of a policy's state: uniform actions with which a run began
 
@@ -134,15 +133,14 @@ class TrainedPolicy:
     def reset(self, where: npt.ArrayLike | None = None) -> None:
         """A new episode begins: everywhere, or in those rows of the batch where a mask, bool [B], is true."""
         if where is None:
-            self._state: Columns | None = None
-            self._first = np.ones(0, np.bool_)
-            self._stacker = Stacker(self._stacks)
+            self._player: Player | None = None  # made with the first batch, whose size it has
             return
-        mask = np.asarray(where, np.bool_)
-        if self._state is not None and mask.shape != self._first.shape:
-            raise UserError(f"reset() was given a mask {list(mask.shape)} for a batch of {len(self._first)}.")
-        if self._state is not None:
-            self._first |= mask
+        mask, player = np.asarray(where, np.bool_), self._player
+        if player is None:
+            return
+        if mask.shape != (player.count,):
+            raise UserError(f"reset() was given a mask {list(mask.shape)} for a batch of {player.count}.")
+        player.first = player.first | mask
 
     def copy(self) -> TrainedPolicy:
         """Another one with the same network and an episode of its own."""
@@ -152,31 +150,31 @@ class TrainedPolicy:
         return other
 
     def _remembering(self, policy: Policy, batch: Any, reward: npt.ArrayLike | None, explore: bool) -> Array:
-        count = _size(batch)
-        if self._state is None:
-            self._state, self._first = policy.initial_state(count), np.ones(count, np.bool_)
-        elif len(self._first) != count:
+        count, player = _size(batch), self._player
+        if player is None:
+            player = self._player = Player(policy, count, self._stacks)
+        elif player.count != count:
             raise UserError(
-                f"The policy remembers {len(self._first)} episodes and was given {count} observations: call reset() "
+                f"The policy remembers {player.count} episodes and was given {count} observations: call reset() "
                 "before a batch of another size."
             )
         if self.wants_reward:
-            self._state = {**self._state, LAST_REWARD: self._rewards(reward, count)}
+            player.told(self._rewards(reward, player.first))
         if explore:
             self._spread(count)
-        seen = self._stacker.push(batch, self._first) if self._stacks else batch
-        action, self._state, _ = policy.act(seen, zero_where(self._first, self._state), self._first)
-        self._first = np.zeros(count, np.bool_)
+        player.policy = policy
+        action: Array = player.act(batch)
+        player.first = np.zeros(count, np.bool_)
         return action
 
-    def _rewards(self, reward: npt.ArrayLike | None, count: int) -> Array:
+    def _rewards(self, reward: npt.ArrayLike | None, first: Array) -> Array:
         if reward is None:
-            if not self._first.all():
+            if not first.all():
                 raise UserError(
                     f"A policy of {self.algorithm} looks at what its last action gave: call act(observation, "
                     "reward=…), or reset() where an episode begins."
                 )
-            return np.zeros(count, np.float32)
+            return np.zeros(len(first), np.float32)
         try:
             rewards = np.asarray(reward, np.float32).reshape(-1)
         except (TypeError, ValueError):
@@ -185,8 +183,8 @@ class TrainedPolicy:
             raise UserError(
                 "act() was given a reward that is not finite: no environment of a run may give such, either."
             )
-        if rewards.shape != (count,):
-            raise UserError(f"act() was given {len(rewards)} rewards for {count} observations: give one for each.")
+        if rewards.shape != first.shape:
+            raise UserError(f"act() was given {len(rewards)} rewards for {len(first)} observations: give one for each.")
         return rewards
 
     def _spread(self, count: int) -> None:

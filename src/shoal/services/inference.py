@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from shoal import tree
-from shoal.acting import PerEnvironment, Policy, Recorder, Sender
+from shoal.acting import Policy, Recorder, Sender, act_together
 from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.retry import patiently
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
+from shoal.step import Step
 from shoal.sync import Condition, monotonic
-from shoal.types import Array, Columns
+from shoal.types import Array
 from shoal.versions import NONE, updates_between
 
 IDLE = 0.5  # seconds after which a server without requests looks for new weights and the end of the run
@@ -85,8 +86,8 @@ class InferenceServer:
             self._version, arrays = found
             self._policy.load(arrays)
 
-    def act(self, actor: str, run: int, observation: Any, outcome: tuple[Array, Array, Array] | None) -> Array:
-        """Actions for an actor's observations. `outcome` is what its last actions gave: reward, terminated, valid.
+    def act(self, actor: str, run: int, observation: Any, outcome: Step | None) -> Array:
+        """Actions for an actor's observations. `outcome` is what its last actions gave, without the observation.
 
         `run` counts the actor's lives; a new one starts its slot afresh, and late requests of older ones are refused.
         """
@@ -98,7 +99,7 @@ class InferenceServer:
                 slot = self._slots[actor] = self._open(actor, run, len(next(iter(tree.flatten(observation).values()))))
         assert slot is not None
         if outcome is not None and not begins:
-            slot.recorder.result(*outcome)
+            slot.recorder.result(outcome)
         slot.action = slot.error = None
         slot.observation, slot.arrived = observation, monotonic()
         with self._requested:
@@ -159,31 +160,19 @@ class InferenceServer:
 
     def _answer(self, batch: list[Slot]) -> None:
         begun = monotonic()
-        states = [slot.recorder.state() for slot in batch]
-        firsts = [slot.recorder.first for slot in batch]
-        seen = [slot.recorder.see(slot.observation) for slot in batch]
-        if len(batch) == 1:
-            observation, state, first = seen[0], states[0], firsts[0]
-        else:
-            observation = tree.map(lambda *parts: np.concatenate(parts), *seen)
-            state = {name: np.concatenate([one[name] for one in states]) for name in states[0]}
-            first = np.concatenate(firsts)
-        if isinstance(self._policy, PerEnvironment):
-            self._policy.set_environments(np.concatenate([slot.recorder.environments for slot in batch]))
-        action, after, extras = self._policy.act(observation, state, first)
-        at = 0
-        for slot, before in zip(batch, states):
-            part = slice(at, at + slot.recorder.count)
-            at = part.stop
-            own = action[part]
+        actions = act_together(
+            self._policy, [slot.recorder.player for slot in batch], [slot.observation for slot in batch]
+        )
+        for slot, action in zip(batch, actions):
             slot.recorder.version = self._version
-            slot.recorder.record(slot.observation, before, own, _cut(after, part), _cut(extras, part))
+            slot.recorder.record(slot.observation, action)
             self._queueing.append(begun - slot.arrived)
-            self._reply(slot, own, None)
+            self._reply(slot, action, None)
+        answered = sum(slot.recorder.count for slot in batch)
         self._inferring.append(monotonic() - begun)
         self._report.count("inference_batches")
-        self._report.count("inference_environments", at)
-        self._batches.append(at)
+        self._report.count("inference_environments", answered)
+        self._batches.append(answered)
 
     @staticmethod
     def _reply(slot: Slot, action: Array | None, error: BaseException | None) -> None:
@@ -224,7 +213,3 @@ class InferenceServer:
         for name, seconds in (("queueing", self._queueing), ("inference", self._inferring)):
             if seconds:
                 values[f"{name}_ms_p50"], values[f"{name}_ms_p99"] = np.percentile(seconds, (50, 99)) * 1e3
-
-
-def _cut(columns: Columns, part: slice) -> Columns:
-    return {name: value[part] for name, value in columns.items()}

@@ -13,7 +13,9 @@ from shoal.replay import Replay, Table, n_step
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.step import Step
 from shoal.types import Array, Columns
+from steps import outcome
 
 PATTERN = {"items": n_step(1, 0.9, following=("observation", "guess"))}
 
@@ -50,11 +52,11 @@ def rows(recorder: Recorder, count: int) -> None:
     """Rows 0, 1, … of environments that never end, with their number as observation."""
     for row in range(count):
         recorder.act(np.full((recorder.count, 1), row, np.float32))
-        recorder.result(*outcome(recorder.count))
+        recorder.result(ordinary(recorder.count))
 
 
-def outcome(count: int) -> tuple[Array, Array, Array]:
-    return np.ones(count, np.float32), np.zeros(count, np.bool_), np.ones(count, np.bool_)
+def ordinary(count: int) -> Step:
+    return outcome(np.ones(count, np.float32), np.zeros(count, np.bool_), np.ones(count, np.bool_))
 
 
 def replay() -> Replay:

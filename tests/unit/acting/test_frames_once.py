@@ -20,6 +20,7 @@ from shoal.replay import Block, Inserted, Pattern, Replay, Table, Writer, n_step
 from shoal.replay.frames import FrameStack
 from shoal.replay.patterns import stacked
 from shoal.types import Array, Arrays, Columns
+from steps import outcome
 
 COUNT, LENGTHS, STACK = 3, (1, 2, 3, 7, 5), 4
 
@@ -60,7 +61,7 @@ def drive(recorder: Recorder, rows: int) -> None:
         valid = np.array([steps > 0 for steps in left])
         terminated = np.array([steps == 1 for steps in left])
         left = [steps - 1 if steps > 0 else LENGTHS[(row + i) % len(LENGTHS)] for i, steps in enumerate(left)]
-        recorder.result(np.ones(COUNT, np.float32), terminated, valid)
+        recorder.result(outcome(np.ones(COUNT, np.float32), terminated, valid))
 
 
 class Every:
@@ -108,7 +109,7 @@ def test_a_small_observation_is_not_touched() -> None:
     assert stacked(pattern, {}) is pattern
     recorder = Recorder(Watching(), 1, 4, lambda block: None)
     observation = {"camera": np.zeros((1, 1, 2, 2), np.uint8)}
-    assert recorder.see(observation) is observation
+    assert recorder.player.look(observation)[0] is observation
 
 
 def test_zeros_or_the_first_frame_stand_where_an_episode_has_no_frames_yet() -> None:
@@ -187,7 +188,7 @@ def test_a_stored_and_sent_step_of_apex_dqn_is_one_frame_and_at_most_64_bytes() 
     random = np.random.default_rng(0)
     for _ in range(2 * rows + 1):
         recorder.act(random.integers(0, 255, (count, 84, 84), np.uint8))
-        recorder.result(np.zeros(count, np.float32), np.zeros(count, np.bool_), np.ones(count, np.bool_))
+        recorder.result(outcome(np.zeros(count, np.float32), np.zeros(count, np.bool_), np.ones(count, np.bool_)))
     steps = count * rows
     assert stored[1] / steps <= 7_056 + 64
     assert sent[1] / steps <= 7_056 + 64

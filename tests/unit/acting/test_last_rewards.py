@@ -13,7 +13,9 @@ from shoal.replay import Replay, Table, sequence
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.step import Step
 from shoal.types import Array, Columns
+from steps import outcome
 
 COUNT = 2
 PATTERN = {"items": sequence(1)}
@@ -37,11 +39,11 @@ class Told:
         return np.zeros(len(observation), np.int64), state, {}
 
 
-def outcome(row: int) -> tuple[Array, Array, Array]:
+def what_came(row: int) -> Step:
     """Row t gives rewards t + 1 and 10 (t + 1); environment 1 ends with row 2, so row 3 is no transition."""
     valid = np.array([True, row != 3])
     reward = np.where(valid, np.array([1.0, 10.0]) * (row + 1), 0.0).astype(np.float32)
-    return reward, np.array([False, row == 2]), valid
+    return outcome(reward, np.array([False, row == 2]), valid)
 
 
 EXPECTED = [
@@ -64,7 +66,7 @@ def test_a_recorder_tells_the_last_rewards_and_stores_them_where_items_begin() -
     recorder = Recorder(policy, COUNT, 2, Sender(policy, [replay], PATTERN, "actor"))
     for row in range(len(EXPECTED)):
         recorder.act(np.zeros((COUNT, 1), np.float32))
-        recorder.result(*outcome(row))
+        recorder.result(what_came(row))
     np.testing.assert_array_equal(policy.told, EXPECTED)
     data = replay.sample("items", 100, minimum=1).data
     pairs = sorted(zip(data["reward"][0].tolist(), data["state/last_reward"].tolist()))
@@ -96,9 +98,9 @@ def test_an_inference_server_tells_each_environments_last_rewards() -> None:
     np.testing.assert_array_equal(policy.told, EXPECTED)
 
 
-def ask(server: InferenceServer, last: tuple[Array, Array, Array] | None, row: int) -> tuple[Array, Array, Array]:
+def ask(server: InferenceServer, last: Step | None, row: int) -> Step:
     actor = threading.Thread(target=server.act, args=("actor/0", 0, np.zeros((COUNT, 1), np.float32), last))
     actor.start()
     server.step()
     actor.join()
-    return outcome(row)
+    return what_came(row)

@@ -12,10 +12,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from network_options import NetworkOptions, SpacePair
-from shoal.acting import numpy_recurrent_q, with_last_reward, zero_where
+from shoal.acting import numpy_recurrent_q
 from shoal.acting.numpy_q import NumpyQ, supported
 from shoal.acting.q import QPolicy
 from shoal.acting.recurrent_q import RecurrentQPolicy
+from shoal.functional.arrays import zero_where
 from shoal.nets.q import QNetwork, RecurrentQNetwork, make_q_network, make_recurrent_q_network
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -116,4 +117,4 @@ def test_a_recurrent_policy_steps_in_numpy_as_the_network_does(space: spaces.Box
             np.testing.assert_allclose(state[f"core/{name}"], expected.numpy(), rtol=1e-4, atol=1e-5)
         reward = random.standard_normal(5).astype(np.float32)
         first = random.random(5) < 0.3
-        state = zero_where(first, with_last_reward(state, reward))
+        state = zero_where(first, {**state, "last_reward": reward})

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.acting import Policy, Recorder
 from shoal.types import Array, Arrays, Columns
+from steps import outcome
 
 COUNT, ROWS = 3, 4
 
@@ -45,11 +46,11 @@ def row(number: int) -> tuple[Any, tuple[Array, Array, Array]]:
 def drive(recorder: Recorder, begin: int, end: int) -> list[Array]:
     actions = []
     for number in range(begin, end):
-        observation, outcome = row(number)
+        observation, came = row(number)
         actions.append(recorder.act(observation))
         if number == 5:
             recorder.load(6, {"weight": np.array(2.0)})
-        recorder.result(*outcome)
+        recorder.result(outcome(*came))
     return actions
 
 

@@ -26,6 +26,7 @@ from shoal.loops.wiring import Settings
 from shoal.program import Handle
 from shoal.replay import Replay, Table, sequence
 from shoal.runtime import launch
+from steps import outcome
 
 SMALL: dict[str, Any] = {
     "hidden": (16,),
@@ -87,7 +88,7 @@ def stored(cfg: Config, spec: Spec, blocks: int = 20) -> Replay:
         valid, ends = ~ended, ~ended & (random.random(count) < 0.15)
         terminated = ends & (random.random(count) < 0.5)
         reward = np.where(valid, 3.0 * random.standard_normal(count), 0.0).astype(np.float32)
-        sent += recorder.result(reward, terminated, valid)
+        sent += recorder.result(outcome(reward, terminated, valid))
         ended = ends
     return replay
 
@@ -281,9 +282,9 @@ def test_it_learns_to_remember_a_cue() -> None:
     recorder = Recorder(policy, 32, cfg.rows, Sender(policy, [replay], {"sequences": pattern}, "actor"))
     observation = task.reset()
     for row in range(1500):
-        outcome = task.step(recorder.act(observation))
-        observation = outcome.observation
-        recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+        step = task.step(recorder.act(observation))
+        observation = step.observation
+        recorder.result(step)
         if row > 50 and row % 3 == 0:
             sample = replay.sample("sequences", 32)
             measured = update(learner, batch_of(sample), spec)

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from shoal.acting import Policy, Recorder, Sender
 from shoal.replay import Replay, Sample, Table, n_step
+from steps import outcome
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -39,7 +40,7 @@ def stored(cfg: Any, policy: Policy, spec: Spec, blocks: int = 6) -> Replay:
         valid, ends = ~ended, ~ended & (random.random(count) < 0.3)
         terminated = ends & (random.random(count) < 0.5)
         reward = np.where(valid, random.standard_normal(count), 0.0).astype(np.float32)
-        sent += recorder.result(reward, terminated, valid)
+        sent += recorder.result(outcome(reward, terminated, valid))
         ended = ends
     return replay
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.envs.vector import Step
+from shoal.step import Step
 
 
 class ScriptedEnvs:
@@ -49,7 +49,7 @@ class ScriptedEnvs:
             self._left[index] -= 1
             done[index] = self._left[index] == 0
         truncated = done & (np.arange(self.count) % 2 == 1)
-        return Step(np.zeros((self.count, 1), np.float32), reward, done & ~truncated, truncated, valid)
+        return Step(np.zeros((self.count, 1), np.float32), reward, done & ~truncated, truncated, reset=~valid)
 
     def episodes(self) -> list[Any]:
         return []

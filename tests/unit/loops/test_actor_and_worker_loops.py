@@ -23,6 +23,7 @@ from shoal.replay import MinSize, Quota, Replay, Table, Uniform, rollout
 from shoal.services.gradients import Answer as Pulled
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.step import Step
 from shoal.versions import NONE, make_version, number
 
 
@@ -240,9 +241,11 @@ class Answering:
         self.told: list[Any] = []
         self.asked: list[tuple[str, int]] = []
 
-    def act(self, actor: str, run: int, observation: Any, outcome: Any) -> Any:
+    def act(self, actor: str, run: int, observation: Any, outcome: Step | None) -> Any:
         self.asked.append((actor, run))
-        self.told.append(None if outcome is None else [part.tolist() for part in outcome])
+        assert outcome is None or outcome.observation is None, "it goes there once, with the next question"
+        given = outcome and (outcome.reward, outcome.terminated, outcome.valid)
+        self.told.append(given and [part.tolist() for part in given])
         return np.zeros(2, np.int64)
 
 

@@ -19,10 +19,10 @@ from tests.saved_runs import saved_run
 
 import shoal
 from shoal import envs
-from shoal.acting import zero_where
 from shoal.cli.main import main
 from shoal.envs import describing, trial
 from shoal.errors import UserError
+from shoal.functional.arrays import zero_where
 from shoal.playing import Evaluation, TrainedPolicy
 from shoal.runs import registry
 
@@ -138,6 +138,11 @@ def test_nested_observations_and_actions_counted_from_elsewhere(
         policy.act({**seen, "picture": np.zeros((3, 3))})
 
 
+def remembered(policy: Any) -> dict[str, Any]:
+    state: dict[str, Any] = policy._player.state_dict()["state"]
+    return state
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "r2d2"])
 def test_an_episode_is_remembered_until_reset_and_rows_are_reset_apart(algorithm: str, tmp_path: Path) -> None:
     policy = shoal.load(saved_run(tmp_path / "run", algorithm, env="CartPole-v1", lstm=8))
@@ -150,18 +155,18 @@ def test_an_episode_is_remembered_until_reset_and_rows_are_reset_apart(algorithm
         for where in resets:
             policy.reset(where)
         policy.act(rows[2:4], reward=[0.0, 0.0])
-        return dict(policy._state or {})
+        return remembered(policy)
 
     kept, half = state_after(), state_after([True, False])
     policy.reset()
     policy.act(rows[2:4])
-    fresh = dict(policy._state or {})
+    fresh = remembered(policy)
     name = next(name for name in kept if name not in ("last_action", "last_reward"))
     assert not np.allclose(kept[name][0], fresh[name][0])
     np.testing.assert_allclose(half[name][0], fresh[name][0], atol=1e-6)
     np.testing.assert_allclose(half[name][1], kept[name][1], atol=1e-6)
     np.testing.assert_allclose(state_after([True, False], [False, True])[name], fresh[name], atol=1e-6)
-    assert policy.copy()._state is None, "a copy has an episode of its own"
+    assert policy.copy()._player is None, "a copy has an episode of its own"
     with pytest.raises(UserError, match="The policy remembers 2 episodes and was given 3 observations"):
         policy.act(rows[:3], reward=[0.0] * 3)
     with pytest.raises(UserError, match=r"mask \[3\] for a batch of 2"):

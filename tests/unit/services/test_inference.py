@@ -27,10 +27,11 @@ from shoal.runtime.local.run import LocalRun
 from shoal.services.inference import InferenceServer, Replaced
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.step import Step
 from shoal.types import Array, Columns
 from shoal.versions import number
+from steps import outcome
 
-Outcome = tuple[Array, Array, Array]
 OLDEST = 100  # the first version; the weights are versions - OLDEST
 ROWS = 3  # per block
 
@@ -74,19 +75,19 @@ class Life:
         self.steps, self.last_weights = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.final = np.zeros(count, np.bool_)  # the observation is an episode's last, and the action goes nowhere
         self.actions: list[Array] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Step] = []
         self._chance = chance
 
     def step(self, server: InferenceServer) -> None:
         row = np.full(len(self.who), len(self.actions))
-        outcome = self.outcomes[-1] if self.outcomes else None
-        action = server.act(self.name, self.run, np.stack([self.who, row], axis=1), outcome)
+        last = self.outcomes[-1] if self.outcomes else None
+        action = server.act(self.name, self.run, np.stack([self.who, row], axis=1), last)
         weights = np.full(len(self.who), action[0, 4])
         remembered = np.where(self.steps > 0, self.who, 0)
         expected = [self.who, remembered, self.steps, self.last_weights, weights, self.place]
         np.testing.assert_array_equal(action, np.stack(expected, axis=1))
         terminated = ~self.final & np.array([self._chance.random() < 0.3 for _ in self.who])
-        self.outcomes.append(((self.who + row).astype(np.float32), terminated, ~self.final))
+        self.outcomes.append(outcome((self.who + row).astype(np.float32), terminated, ~self.final))
         self.actions.append(action)
         self.steps, self.last_weights = (np.where(self.final, 0, new) for new in (self.steps + 1, weights))
         self.final = terminated
@@ -211,13 +212,13 @@ def check_rows(replay: Replay, lives: list[Life]) -> None:
     for life in lives:
         for row in range(life.shipped() - 1):
             at = [stored[who, row] for who in life.who.tolist()]
-            action, (reward, terminated, valid) = life.actions[row], life.outcomes[row]
+            action, came = life.actions[row], life.outcomes[row]
             np.testing.assert_array_equal(data["action"][0, at], action)
             np.testing.assert_array_equal(data["version"][0, at], OLDEST + action[:, 4])
             np.testing.assert_array_equal(data["log_prob"][0, at], log_probability(life.who, action[:, 4]))
-            np.testing.assert_array_equal(data["reward"][0, at], reward)
-            np.testing.assert_array_equal(data["terminated"][0, at], terminated)
-            np.testing.assert_array_equal(data["valid"][0, at], valid)
+            np.testing.assert_array_equal(data["reward"][0, at], came.reward)
+            np.testing.assert_array_equal(data["terminated"][0, at], came.terminated)
+            np.testing.assert_array_equal(data["valid"][0, at], came.valid)
             np.testing.assert_array_equal(data["observation"][1, at, 1], row + 1)
             for name, before in zip(("who", "steps", "last_weights"), action[:, 1:4].T):
                 np.testing.assert_array_equal(data[f"state/{name}"][at], before)  # from before the row, not after it
@@ -241,11 +242,11 @@ def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone()
 
 def test_what_was_done_before_the_server_was_lost_is_no_result_of_its_next_life() -> None:
     world, answers = World(8, 0.0, {"actor/0": 0}), []
-    outcome = np.ones(2, np.float32), np.zeros(2, np.bool_), np.ones(2, np.bool_)
+    came = outcome(np.ones(2, np.float32), np.zeros(2, np.bool_), np.ones(2, np.bool_))
     seen = np.array([[1, 0], [2, 0]])
 
     def act() -> None:
-        answers.extend(world.server.act("actor/0", 0, seen, outcome)[:, 2].tolist() for _ in range(2))
+        answers.extend(world.server.act("actor/0", 0, seen, came)[:, 2].tolist() for _ in range(2))
 
     world.begin(act)
     world.finish()
@@ -262,7 +263,7 @@ def test_a_slot_writes_to_the_shard_of_its_actors_place(monkeypatch: pytest.Monk
     monkeypatch.setattr("shoal.services.inference.Sender", sender)
     slot = world.server._open("actor/2", 1, 4)
     assert homes == [("actor/2", 2)]
-    assert slot.recorder.environments.tolist() == [8, 9, 10, 11]
+    assert slot.recorder.player.environments.tolist() == [8, 9, 10, 11]
     world.replay.close()
 
 
