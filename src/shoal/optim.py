@@ -151,6 +151,7 @@ class Remote:
         *,
         clip_norm: float = 0.0,  # 0: not at all
         initialise: bool = False,
+        version: int = 0,  # steps that were made before, where it initialises
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.flat = flatten(self.parameters)
@@ -160,7 +161,7 @@ class Remote:
         self._clip_norm = clip_norm or math.inf
         self.finished = False  # the service takes no further gradients
         if initialise:
-            self._service.initialise()
+            self._service.initialise(version)
         else:
             self._service.pull()
         self.flat.copy_(self._on_host)

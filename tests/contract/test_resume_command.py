@@ -74,6 +74,53 @@ def test_a_run_that_is_killed_while_it_starts_is_started_by_the_same_line(tmp_pa
     assert summary(run)["learner_steps"] == 3
 
 
+@pytest.mark.parametrize("algorithm", ["impala", "a3c", "apex_dqn"])
+def test_a_run_whose_checkpoints_were_removed_goes_on_from_its_weights_and_loses_no_row(
+    tmp_path: Path, algorithm: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    few = ["--learning-starts", "200"] if algorithm == "apex_dqn" else []
+    assert main(["train", algorithm, *INLINE, *few, "--run-dir", str(run), "--stop-updates", "5"]) == 0
+    before, rows = summary(run), (run / "metrics.jsonl").read_text()
+    old = read_weights(run)
+    shutil.rmtree(run / "checkpoints")
+    capfd.readouterr()
+    assert main(["resume", str(run), "--stop-updates", "9", "--learning-rate", "1e-60"]) == 0
+    assert "there is no checkpoint: going on from weights.npz, 5 updates" in capfd.readouterr().err
+    after = summary(run)
+    assert (run / "metrics.jsonl").read_text().startswith(rows)
+    assert after["learner_steps"] == after["saved_version"] == 9
+    assert int(str(after["env_steps"])) > int(str(before["env_steps"]))
+    assert all(np.array_equal(old[name], value) for name, value in read_weights(run).items())
+
+
+def test_resume_auto_goes_on_from_weights_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    words = ["train", "impala", *INLINE, "--run-dir", str(run), "--resume", "auto"]
+    assert main([*words, "--stop-updates", "5"]) == 0
+    shutil.rmtree(run / "checkpoints")
+    told = summary(run) | {"stopped_by": "interrupt"}
+    (run / "summary.json").write_text(json.dumps(told))
+    rows = (run / "metrics.jsonl").read_text()
+    assert main([*words, "--stop-updates", "9"]) == 0
+    assert "going on from weights.npz, 5 updates" in capfd.readouterr().err
+    assert (run / "metrics.jsonl").read_text().startswith(rows)
+    assert summary(run)["learner_steps"] == 9
+
+
+def test_rows_that_a_killed_run_makes_again_are_kept_aside(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "impala", *INLINE, "--run-dir", str(run), "--stop-updates", "5"]) == 0
+    lost = '{"kind": "evaluation", "eval_return": 999.0, "version": 6, "seconds": 99.0, "env_steps": 99999}\n'
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(lost)  # as of a life that was killed before its next checkpoint
+    capfd.readouterr()
+    assert main(["resume", str(run), "--stop-updates", "6"]) == 0
+    assert "now in metrics.cut.jsonl, as these steps are made again" in capfd.readouterr().err
+    assert lost not in (run / "metrics.jsonl").read_text()
+    assert (run / "metrics.cut.jsonl").read_text().endswith(lost)
+
+
 def test_an_algorithm_without_a_state_is_told_once_runs_and_goes_on_from_its_weights(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

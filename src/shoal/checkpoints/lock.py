@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from shoal.checkpoints.own_files import open_own
 from shoal.errors import UserError
 
 LOCK = "run.lock"
@@ -38,7 +39,7 @@ class RunLock:
                 raise UserError(f"{self._directory} belongs to a run of this very process: wait until it has ended.")
             path = self._directory / LOCK
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
             except OSError as error:
                 raise UserError(f"{path} cannot be written ({error.strerror}): a run needs its directory.") from None
             try:

@@ -213,7 +213,7 @@ def _go_on(path: Path, name: str | None, words: Sequence[str], started: float) -
     if name is not None and (summary := finished(path)) is not None:
         print(f"the run in {path} has ended (stopped by {summary['stopped_by']})", file=sys.stderr)
         if as_json:
-            print_json({key: value for key, value in summary.items() if key not in ("times", "life")})
+            print_json({key: value for key, value in summary.items() if key not in ("times", "life", "metrics_bytes")})
         return OK
     found = plan(path, options, typed.values[algorithm.Config])
     return _run(resumed_experiment(found, started), as_json)

@@ -19,7 +19,7 @@ from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
 from shoal.experiment.listeners import Callbacks, Listeners
 from shoal.experiment.progress import Progress
 from shoal.experiment.replay_saves import REPLAY, start_replays, unsaved_note
-from shoal.experiment.restoring import check_fits, restore
+from shoal.experiment.restoring import Restored, check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
 from shoal.experiment.tuning import advise_after
@@ -65,15 +65,18 @@ class Experiment:
         self.callbacks = Callbacks()
         self.resumed = resumed
         self.on_saved: Callable[[int], None] = lambda updates: None  # told of every checkpoint: its updates
-        if resumed is not None and resumed.checkpoint is not None:
+        if resumed is not None and resumed.meta:
             self.progress.go_on(resumed.meta)
             self.notes = len(resumed.parts["metrics"]["notes"])
         policy = prepare(algorithm, cfg, env, self.options)
         self.restored = None
         if resumed is not None and "weights" in resumed.parts:
             check_fits(policy, resumed.parts["weights"], resumed.path)
-        if resumed is None or resumed.checkpoint is None:
+        if resumed is None or not resumed.meta:
             self.restored = restore(self.options, policy)
+        elif resumed.checkpoint is None:
+            parts = resumed.parts
+            self.restored = Restored(parts["weights"], False, [], resumed.meta["updates"], parts["metrics"])
 
     def run(self, display: view.Display) -> tuple[Result, Exception | None]:
         """The result, and what broke the run if something did."""
@@ -86,7 +89,8 @@ class Experiment:
     def _open(self, display: view.Display) -> tuple[RunDirectory, RunLock]:
         options, resumed = self.options, self.resumed
         if resumed is not None:
-            return RunDirectory.reopen(resumed.path, resumed.meta.get("metrics_bytes", 0), display.note), resumed.lock
+            offset = int(resumed.meta.get("metrics_bytes", 0))
+            return RunDirectory.reopen(resumed.path, offset, resumed.life, display.note), resumed.lock
         short = registry.short_name(self.name)
         directory = RunDirectory.create(options.run_dir, short, self.env.name, options.seed, display.note)
         lock = RunLock(directory.path)
@@ -129,6 +133,7 @@ class Experiment:
             with run:
                 interrupts.started = True
                 if self.resumed is not None:
+                    directory.go_on()
                     directory.write_config(self._record())
                 listeners = self._listen(directory, display)
                 store = Checkpoints(directory.path / CHECKPOINTS, options.keep)
@@ -182,7 +187,7 @@ class Experiment:
             self.restored.start(program)
         unsaved = unsaved_note(program, self.options.runtime) if self.options.checkpoint_replay else None
         told = [] if unsaved is None else [f"note: {unsaved}"]
-        if self.resumed is None:
+        if self.resumed is None or self.resumed.checkpoint is None:
             return program, None, told
         parts, meta = self.resumed.parts, self.resumed.meta
         if exact.can_go_on(program, parts, meta, self.options.runtime):
@@ -415,6 +420,7 @@ class Experiment:
 
     def _save_summary(self, directory: RunDirectory, result: Result, failure: Exception | None) -> None:
         record = result.as_dict() | {"times": self.progress.mean_times(), "life": self._life()}
+        record["metrics_bytes"] = directory.offset()  # rows up to here are of the weights that are saved
         directory.write_summary(record if failure is None else record | {"error": str(failure)})
         directory.close()
         plots.write_curve(directory.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 from torch import nn
 
 from shoal.errors import UserError
-from shoal.experiment.ending import WEIGHTS
+from shoal.experiment.ending import METRICS, WEIGHTS
 from shoal.nets.transfer import freeze, transfer
 from shoal.program import Program
 from shoal.runs.options import RunOptions
 from shoal.runs.saved_weights import find_weights
+from shoal.services.gradients import STATES
+from shoal.services.metrics import LASTING
 from shoal.types import Arrays
 from shoal.versions import NONE
+
+LEARNER_STEPS = "learner_steps"
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,22 @@ class Restored:
     weights: Arrays
     partial: bool
     lines: list[str]  # what the user is told
+    updates: int = 0  # that were made before, where a run goes on with its own weights
+    metrics: Mapping[str, Any] | None = None  # what it had counted then
 
     def start(self, program: Program) -> None:
         """Have the learner begin with them: it takes what the weight service keeps for it."""
-        snapshot = {"updates": 0, "refused": 0, "weights": dict(self.weights), "partial": self.partial}
+        snapshot = {"updates": self.updates, "refused": 0, "weights": dict(self.weights), "partial": self.partial}
         program.start_from(WEIGHTS.name, {"version": NONE, "weights": {}, "snapshot": snapshot})
+        if self.metrics is not None:
+            program.start_from(METRICS.name, self._counted(program, self.metrics))
+
+    def _counted(self, program: Program, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """A gradient service counts updates itself, from those on that it begins with."""
+        if not any(name.partition("/")[0] == "gradients" for name in program.nodes):
+            return dict(metrics)
+        others = {name: count for name, count in metrics["counts"].items() if name != LEARNER_STEPS}
+        return {**metrics, "counts": others, "lives": {STATES: [LASTING, {LEARNER_STEPS: float(self.updates)}]}}
 
 
 def restore(options: RunOptions, policy: Any) -> Restored | None:

@@ -11,12 +11,13 @@ from typing import Any
 
 from shoal import config
 from shoal.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint, RunLock
-from shoal.checkpoints.state_files import plain
+from shoal.checkpoints.own_files import refuse_links
 from shoal.checkpoints.store import MANIFEST
 from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment.replay_saves import REPLAY, check_saves
-from shoal.runs import directory, records, registry
+from shoal.runs import directory, ended_weights, records, registry, sinks
+from shoal.runs.ended_weights import EndedWeights
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
 from shoal.runs.tables import is_number
@@ -28,7 +29,9 @@ FIXED = {  # options of a run that cannot be others when it goes on, and why
     "restore_partial": "it has weights of its own by now",
     "freeze": "its optimizer has moments for what was trained",
 }
+FAR = 0.05  # of all updates: weights that are so much ahead of a checkpoint are worth more than an optimizer's state
 COUNTS = ("updates", "env_steps", "seconds", "evaluations", "metrics_bytes")  # that a checkpoint's meta has
+WRITTEN = (directory.CHECKPOINTS, directory.FILMS, REPLAY, sinks.FOLDER)  # folders in which a run writes and removes
 STOPS = ("stop_return", "stop_steps", "stop_updates", "stop_seconds")
 
 
@@ -39,13 +42,10 @@ class Resumed:
     path: Path
     lock: RunLock  # held
     life: int  # 1 for the first time
-    checkpoint: Checkpoint | None  # None: there was none yet, so that it begins again
+    checkpoint: Checkpoint | None = None  # None: it goes on from its last weights, or begins again
+    meta: Mapping[str, Any] = field(default_factory=dict)  # counts, as of a checkpoint; none where it begins again
     parts: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)  # what the user is told
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        return {} if self.checkpoint is None else self.checkpoint.meta
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,16 @@ def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> P
     lock = RunLock(path)
     lock.acquire()
     try:
+        refuse_links(path, WRITTEN)
         name, algorithm, cfg = records.rebuild(path, values)
         recorded = _recorded_options(record, path)
         _refuse(record, recorded, options, values)
         chosen = dataclasses.replace(recorded, **options, run_dir=str(path), resume="never")
         validate(chosen)
         _refuse_finished(path, recorded, chosen)
-        resumed = Resumed(path, lock, int(record.get("life", 0)) + 1, None)
+        resumed = Resumed(path, lock, int(record.get("life", 0)) + 1)
         resumed.lines += _differences(record, recorded, options, values)
-        _find_checkpoint(resumed, record, chosen)
+        _find_place(resumed, record, chosen)
         _refuse_what_is_behind(resumed, options)
         _refuse_another_replay(resumed, record, values)
         return Plan(name, algorithm, cfg, chosen, resumed)
@@ -89,24 +90,35 @@ def can_resume(path: Path) -> bool:
 
 
 def finished(path: Path) -> dict[str, Any] | None:
-    """The summary of a run that has ended by its stop rule."""
-    try:
-        summary = json.loads(plain(path / directory.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    ended = isinstance(summary, dict) and summary.get("stopped_by") in ("return", "steps", "updates", "seconds")
-    return summary if ended else None
+    """The summary of a run that has ended by its stop rule, and has not gone on since."""
+    summary = ended_weights.read_summary(path)
+    ended = summary.get("stopped_by") in ("return", "steps", "updates", "seconds")
+    lives = directory.read_config(path).get("life", 0), summary.get("life", 0)
+    return summary if ended and not (is_number(lives[1]) and lives[0] > lives[1]) else None
 
 
-def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: RunOptions) -> None:
+def _find_place(resumed: Resumed, record: Mapping[str, Any], options: RunOptions) -> None:
+    """The newest checkpoint; the weights with which the run has ended where there is none, or they are far ahead of it;
+    or the beginning, where nothing was saved yet."""
     store = Checkpoints(resumed.path / directory.CHECKPOINTS, options.keep)
     store.clean()
     found, complaints = store.newest(lambda checkpoint: _check(resumed.path, checkpoint))
+    ended = ended_weights.read(resumed.path)
     resumed.lines += [f"{complaint} Going on from the one before." for complaint in complaints]
     if found is None:
         if complaints:
-            raise DamagedCheckpoint(f"No checkpoint of {resumed.path} can be read: {complaints[0]}")
-        resumed.lines.append("there is no checkpoint yet: training begins again")
+            raise DamagedCheckpoint(
+                f"No checkpoint of {resumed.path} can be read: {complaints[0]}"
+                + (f" Move them away to go on from its {directory.WEIGHTS}." if ended else "")
+            )
+        if ended is None:
+            _begin_again(resumed)
+        else:
+            _go_on_from(ended, resumed, "there is no checkpoint")
+        return
+    reached = found.meta["updates"]
+    if ended is not None and ended.updates - reached > FAR * ended.updates:
+        _go_on_from(ended, resumed, f"the newest checkpoint, {found.path.name}, is of {reached:,} updates")
         return
     told = {name: found.meta.get(name) for name in ("algorithm", "env")}
     expected = {"algorithm": registry.short_name(record["algorithm"]), "env": record["env"]}
@@ -116,11 +128,32 @@ def _find_checkpoint(resumed: Resumed, record: Mapping[str, Any], options: RunOp
                 f"{found.path} is of the {name} {value}, and the run in {resumed.path} of {expected[name]}: "
                 "its files were mixed with another run's."
             )
-    resumed.checkpoint = found
+    resumed.checkpoint, resumed.meta = found, found.meta
     resumed.parts = {part: found.part(part) for part in found.parts}
     resumed.lines.append(
         f"going on from {found.path.name}: {found.meta['updates']:,} updates, {found.meta['env_steps']:,} steps, "
         f"{found.meta['seconds']:,.0f} s of training"
+    )
+    if ended is not None and ended.updates > reached:
+        resumed.lines.append(f"{directory.WEIGHTS} of {ended.updates:,} updates is kept as {ended.keep_aside()}")
+
+
+def _begin_again(resumed: Resumed) -> None:
+    trained = ended_weights.updates_of(resumed.path)
+    if trained:
+        raise UserError(
+            f"The run in {resumed.path} has made {trained:,} updates, of which neither a checkpoint nor "
+            f"{directory.WEIGHTS} is left: start a new run, with another --run-dir."
+        )
+    resumed.lines.append("there is no checkpoint yet: training begins again")
+
+
+def _go_on_from(ended: EndedWeights, resumed: Resumed, why: str) -> None:
+    resumed.meta, metrics = ended.state()
+    resumed.parts = {"weights": directory.load_archive(resumed.path / directory.WEIGHTS), "metrics": metrics}
+    resumed.lines.append(
+        f"{why}: going on from {directory.WEIGHTS}, {ended.updates:,} updates, {resumed.meta['env_steps']:,} steps; "
+        "lost is what only checkpoints hold: the optimizer's state, targets, the replay, open episodes"
     )
 
 
@@ -180,7 +213,7 @@ def _refuse_what_is_behind(resumed: Resumed, options: Mapping[str, Any]) -> None
     """A stop that is given now and was passed before would end the run at once."""
     for name in ("steps", "updates", "seconds"):
         given = options.get(f"stop_{name}")
-        passed = resumed.meta.get("env_steps" if name == "steps" else name, 0) if resumed.checkpoint else 0
+        passed = resumed.meta.get("env_steps" if name == "steps" else name, 0)
         if given is not None and passed >= given:
             raise UserError(
                 f"--stop-{name} {given:g} is behind the run in {resumed.path}, which has {passed:,.12g} {name}: "

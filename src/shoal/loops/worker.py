@@ -178,7 +178,8 @@ class Publisher(Loop):
         old = patiently(weights.kept_snapshot)
         if old is not None and "weights" in old:  # of another run
             transfer(self._network, old["weights"], partial=old["partial"])
-        self._gradients = optim.Remote(self._network.parameters(), servers, initialise=True)
+        begun = 0 if old is None else int(old.get("updates", 0))
+        self._gradients = optim.Remote(self._network.parameters(), servers, initialise=True, version=begun)
         self._servers = servers
         self._buffered = bool(export_buffers(self._network))
         self._weights = weights

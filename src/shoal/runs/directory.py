@@ -2,6 +2,7 @@
 
 config.json    algorithm, config, options, preset, command, versions, git revision
 metrics.jsonl  a row per second, per evaluation, per lost node and per note to the user, each with its "kind"
+metrics.cut.jsonl  rows that a run has repeated, as it went on from before them (`shoal.runs.metrics_file`)
 weights.npz    the last weights
 summary.json   the result, as `--json` prints it
 checkpoints/   the last few, and the best (`shoal.checkpoints`)
@@ -23,18 +24,21 @@ import zlib
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.checkpoints import Checkpoints
 from shoal.checkpoints.lock import LOCK
+from shoal.checkpoints.own_files import Replacing
 from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
+from shoal.runs import metrics_file
 from shoal.types import Arrays
 
-CONFIG, METRICS, WEIGHTS, SUMMARY, CURVE = "config.json", "metrics.jsonl", "weights.npz", "summary.json", "curve.png"
+CONFIG, METRICS, WEIGHTS = "config.json", metrics_file.METRICS, "weights.npz"
+SUMMARY, CURVE = "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
 TUPLE = "()"  # {"()": [1, 2]} in config.json is the tuple (1, 2)
 FILMS = "films"
@@ -57,8 +61,9 @@ class RunDirectory:
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path = path
-        self._warn = warn
-        self._metrics: IO[str] | None = None
+        self._warn, self._warned = warn, False
+        self._metrics: metrics_file.MetricsFile | None = None
+        self._goes_on: tuple[int, int] | None = None  # at this offset of the metrics, in this life: when they are cut
         self.listener: Callable[[str, Mapping[str, Any]], None] | None = None  # is told every row
 
     @staticmethod
@@ -73,7 +78,7 @@ class RunDirectory:
                 if not all(_left_by_a_kill(file) for file in path.iterdir()):
                     raise UserError(f"--run-dir {path} holds files already: give a new or empty folder.")
             made = RunDirectory(path, warn)
-            made._metrics = (path / METRICS).open("a", encoding="utf-8")
+            made._metrics = metrics_file.MetricsFile(path)
         except OSError as error:
             raise UserError(
                 f"The run directory {path} cannot be written ({error.strerror}): give another one with --run-dir."
@@ -81,23 +86,32 @@ class RunDirectory:
         return made
 
     @staticmethod
-    def reopen(path: Path, offset: int, warn: Callable[[str], None]) -> RunDirectory:
-        """The directory of a run that goes on: its metrics are cut back to where its checkpoint was, so that no row is
-        there twice."""
+    def reopen(path: Path, offset: int, life: int, warn: Callable[[str], None]) -> RunDirectory:
+        """The directory of a run that goes on. Its metrics are cut back to where its checkpoint was when the first row
+        is written, or `go_on` is called: a run that cannot even start leaves what it had."""
         made = RunDirectory(path, warn)
+        made._goes_on = offset, life
         try:
-            if (path / METRICS).exists():
-                plain(path / METRICS)
-            made._metrics = (path / METRICS).open("a", encoding="utf-8")
-            made._metrics.truncate(min(offset, (path / METRICS).stat().st_size))
+            made._metrics = metrics_file.MetricsFile(path)
         except OSError as error:
-            raise UserError(f"The run directory {path} cannot be written ({error.strerror}).") from None
+            raise UserError(f"{path / METRICS} cannot be written ({error.strerror}): a run needs it.") from None
         return made
+
+    def go_on(self) -> None:
+        """Have every row once, from here on."""
+        goes_on, self._goes_on = self._goes_on, None
+        if self._metrics is not None and goes_on is not None:
+            try:
+                told = self._metrics.go_on_at(*goes_on)
+            except OSError as error:
+                told = [f"{self.path}: rows of before are kept, and some are there twice now ({error.strerror})"]
+            for text in told:
+                self._warn(text)
 
     def offset(self) -> int:
         """How many bytes of metrics there are."""
         try:
-            return (self.path / METRICS).stat().st_size
+            return (self.path / METRICS).lstat().st_size
         except OSError:
             return 0
 
@@ -107,21 +121,22 @@ class RunDirectory:
         self._write_json(CONFIG, {**record, "config": config, "versions": versions(), "git": git_revision()})
 
     def write_row(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Append to the metrics. A full disk must not end a run: one warning, and it goes on without."""
+        """Append to the metrics. A full disk must not end a run: one warning, and what follows is tried again."""
         if self.listener is not None:
             self.listener(kind, row)
+        self.go_on()
         if self._metrics is None:
             return
         try:
-            self._metrics.write(json.dumps(_finite({"kind": kind, **row})) + "\n")
-            self._metrics.flush()
+            self._metrics.write(_finite({"kind": kind, **row}))
         except OSError as error:
-            self._warn(f"{self.path}: metrics are no longer written ({error.strerror})")
-            self._close_metrics()
+            if not self._warned:
+                self._warn(f"{self.path}: metrics cannot be written ({error.strerror}); rows are lost until they can")
+            self._warned = True
 
     def write_weights(self, weights: Arrays) -> None:
         """Complete or absent: written under another name, then renamed. Raises OSError."""
-        with _Replacing(self.path / WEIGHTS) as file:
+        with Replacing(self.path / WEIGHTS) as file:
             np.savez(file, **dict(weights))  # type: ignore[arg-type]
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -143,47 +158,21 @@ class RunDirectory:
 
     def _write_json(self, name: str, record: Mapping[str, Any]) -> None:
         try:
-            with _Replacing(self.path / name) as file:
+            with Replacing(self.path / name) as file:
                 file.write((json.dumps(_finite(record), indent=2, default=str) + "\n").encode())
         except OSError as error:
             self._warn(f"{self.path}: {name} could not be written ({error.strerror})")
 
     def _close_metrics(self) -> None:
         if self._metrics is not None:
-            try:
-                self._metrics.close()
-            except OSError:
-                pass  # what could not be flushed has been warned of
+            self._metrics.close()
             self._metrics = None
 
 
 def _left_by_a_kill(file: Path) -> bool:
     """Whether it is of a run that was killed before it could even say what it is; who is about to has its lock."""
-    empty = file.name == METRICS and file.stat().st_size == 0
+    empty = file.name == METRICS and file.lstat().st_size == 0
     return empty or file.name == LOCK or file.name.startswith(f".{CONFIG}.")
-
-
-class _Replacing:
-    """A file that takes its name only when it is complete and on the disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
-
-    def __enter__(self) -> IO[bytes]:
-        self._file = open(self._temporary, "wb")
-        return self._file
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._file.close()
-            if kind is None:
-                os.replace(self._temporary, self._path)
-        finally:
-            self._temporary.unlink(missing_ok=True)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -245,27 +234,31 @@ def out_of_json(value: Any) -> Any:
 
 def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The last ones: where a run has gone on and was killed, those of its newest checkpoint."""
-    if _went_on(path):
+    if _went_on(path) or not os.path.lexists(path / WEIGHTS):
         return _checkpointed_weights(path)
+    return load_archive(path / WEIGHTS)
+
+
+def load_archive(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
-        with np.load(plain(path / WEIGHTS)) as archive:  # never unpickles
+        with np.load(plain(path)) as archive:  # never unpickles
             return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        return _checkpointed_weights(path)
     except BROKEN:
-        raise UserError(f"{path / WEIGHTS} is damaged: the policy cannot be rebuilt from it.") from None
+        raise UserError(f"{path} is damaged: the policy cannot be rebuilt from it.") from None
 
 
 def _went_on(path: Path) -> bool:
-    """Whether the run has gone on, and saved a checkpoint, since it has ended with the weights and summary it has."""
+    """Whether the run has gone on, and saved a checkpoint that is ahead, since it ended with the weights and summary it
+    has."""
     try:
         config, summary = (json.loads(plain(path / name).read_text(encoding="utf-8")) for name in (CONFIG, SUMMARY))
         if int(config["life"]) <= int(summary["life"]):
             return False
+        ended = int(summary.get("saved_version") or 0)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False  # it has not ended yet, or what is damaged is told by who needs it
     found, _ = Checkpoints(path / CHECKPOINTS).newest()
-    return found is not None and "weights" in found.parts
+    return found is not None and "weights" in found.parts and found.meta.get("updates", ended) >= ended
 
 
 def _checkpointed_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -297,10 +290,10 @@ def _read_metrics(path: Path) -> list[dict[str, Any] | None]:
         raise UserError(f"{path / METRICS} cannot be read ({error.strerror}): is {path} a run directory?") from None
     except ValueError:
         raise UserError(f"{path / METRICS} is damaged: it is no text.") from None
-    return [_row(line) for line in text.splitlines()]
+    return [parse_row(line) for line in text.splitlines()]
 
 
-def _row(line: str) -> dict[str, Any] | None:
+def parse_row(line: str) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -53,7 +53,7 @@ def state_of(path: Path) -> RunState:
     if not isinstance(stopped_by, str) or not stopped_by.isprintable():
         stopped_by = None  # no reason that a run gives
     state: Any = "running" if running else ENDED.get(str(stopped_by), "finished") if summary else "crashed"
-    checkpoints = any((path / directory.CHECKPOINTS).glob("[0-9]*/manifest.json"))
+    kept = any((path / directory.CHECKPOINTS).glob("[0-9]*/manifest.json")) or (path / directory.WEIGHTS).is_file()
     options = record.get("options")
     return RunState(
         path=path,
@@ -61,7 +61,7 @@ def state_of(path: Path) -> RunState:
         env=record["env"],
         seed=record.get("seed", 0),
         state=state,
-        resumable=checkpoints and state not in ("running", "finished"),
+        resumable=kept and state not in ("running", "finished"),
         stopped_by=stopped_by if not running else None,
         eval_return=(ended if "eval_return" in summary else judged).get("eval_return"),
         env_steps=int(ended.get("env_steps", progress.get("env_steps", 0))),

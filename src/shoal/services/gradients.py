@@ -315,9 +315,9 @@ class GradientClient:
         """Of the first server; with several, each has its own, and they may differ by pushes under way."""
         return self.versions[0]
 
-    def initialise(self) -> None:
+    def initialise(self, version: int = 0) -> None:
         """Offer these parameters as those to start from, and take the ones that were offered first."""
-        self._ask("initialise", lambda index: (self.parameters[self._parts[index]],))
+        self._ask("initialise", lambda index: (self.parameters[self._parts[index]], version))
         self.pull()
 
     def pull(self, steps: int = 1, timeout: float | None = None) -> bool:

@@ -211,6 +211,126 @@ def test_a_run_that_has_ended_needs_another_stop_rule(run: Path) -> None:
     planned(run)
 
 
+def test_a_run_that_ended_and_was_killed_when_it_had_gone_on_has_not_ended(run: Path) -> None:
+    (run / "summary.json").write_text(json.dumps({"stopped_by": "steps", "life": 0}))
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**record, "life": 1}))
+    assert finished(run) is None
+    assert planned(run).resumed.life == 2
+
+
+def ended(run: Path, updates: int, **told: Any) -> dict[str, Any]:
+    """The files with which a run has ended after so many updates."""
+    weights = {"w": np.full(3, updates, np.float32)}
+    np.savez(run / "weights.npz", **weights)  # type: ignore[arg-type]
+    summary = {"stopped_by": "interrupt", "life": 0, "saved_version": updates, "learner_steps": updates}
+    summary |= {"env_steps": 4000, "train_seconds": 9.0} | told
+    (run / "summary.json").write_text(json.dumps(summary))
+    return weights
+
+
+def test_a_run_without_a_checkpoint_goes_on_from_its_last_weights_and_counts(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    weights = ended(run, 40, metrics_bytes=0)
+    made = RunDirectory.reopen(run, 0, 0, print)
+    made.write_row("evaluation", {"eval_return": 70.0, "version": 20, "seconds": 3.0})
+    made.write_row("evaluation", {"eval_return": 50.0, "version": 40, "seconds": 9.0})
+    made.write_row("progress", {"seconds": 9.5, "counts": {"env_steps": 4000.0, "episodes": 12.0, "learner_steps": 41}})
+    size = made.offset()
+    ended(run, 40, metrics_bytes=size)
+    made.write_row("progress", {"seconds": 99.0, "counts": {"env_steps": 9999.0}})  # of a life that was killed since
+    made.close()
+    resumed = planned(run, {"stop_steps": 10_000}).resumed
+    assert resumed.checkpoint is None
+    assert resumed.lines[1].startswith(
+        "there is no checkpoint: going on from weights.npz, 40 updates, 4,000 steps; lost is what only checkpoints hold"
+    )
+    assert resumed.meta == {
+        **{"updates": 40, "env_steps": 4000, "seconds": 9.5, "evaluations": 2, "best": 70.0, "metrics_bytes": size},
+        "evaluation": {"eval_return": 50.0, "version": 40, "seconds": 9.0},
+    }
+    assert resumed.parts["metrics"]["counts"] == {
+        **{"env_steps": 4000.0, "episodes": 12.0, "learner_steps": 40.0, "trained_steps": 0.0, "refused_updates": 0.0}
+    }
+    assert np.array_equal(resumed.parts["weights"]["w"], weights["w"])
+    with pytest.raises(UserError, match="--stop-steps 3000 is behind"):
+        planned(run, {"stop_steps": 3000})
+
+
+def test_weights_that_are_far_ahead_of_the_newest_checkpoint_are_gone_on_from(run: Path) -> None:
+    ended(run, 500)
+    resumed = planned(run, {"stop_steps": 10_000}).resumed
+    assert resumed.checkpoint is None
+    assert resumed.lines[1].startswith("the newest checkpoint, 000002, is of 7 updates: going on from weights.npz, 500")
+
+
+def test_weights_that_are_a_little_ahead_are_kept_beside_what_follows(run: Path) -> None:
+    Checkpoints(run / "checkpoints").save({"learner": {}, "metrics": {"notes": []}}, {**META, "updates": 490})
+    weights = ended(run, 500)
+    resumed = planned(run).resumed
+    assert resumed.meta["updates"] == 490
+    assert resumed.lines[-1] == "weights.npz of 500 updates is kept as weights-500.npz"
+    with np.load(run / "weights-500.npz") as kept:
+        assert np.array_equal(kept["w"], weights["w"])
+
+
+def test_a_trained_run_of_which_nothing_is_left_is_not_begun_again(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    ended(run, 40)
+    (run / "weights.npz").unlink()
+    with pytest.raises(UserError, match=r"has made 40 updates, of which neither a checkpoint nor weights\.npz is left"):
+        planned(run)
+
+
+def test_weights_without_a_summary_are_of_the_updates_that_the_metrics_tell(run: Path) -> None:
+    """Of a run that was killed between the two."""
+    shutil.rmtree(run / "checkpoints")
+    ended(run, 40)
+    (run / "summary.json").unlink()
+    assert planned(run).resumed.meta["updates"] == 0
+    made = RunDirectory.reopen(run, 0, 0, print)
+    made.write_row("progress", {"seconds": 2.0, "counts": {"learner_steps": 40.0, "env_steps": 900.0}})
+    made.close()
+    meta = planned(run).resumed.meta
+    assert (meta["updates"], meta["env_steps"], meta["seconds"]) == (40, 900, 2.0)
+
+
+def test_a_damaged_weights_file_is_no_reason_against_a_checkpoint_but_against_going_on_without(run: Path) -> None:
+    ended(run, 7)
+    (run / "weights.npz").write_bytes(b"PK\x03\x04")
+    assert planned(run).resumed.meta["updates"] == 7
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match=r"weights\.npz is damaged"):
+        planned(run)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "replay", "films", "tensorboard", "checkpoints/.saving-1-000009"])
+def test_links_out_of_a_run_are_refused_before_anything_is_cleaned(run: Path, tmp_path: Path, name: str) -> None:
+    other = tmp_path.parent / f"{tmp_path.name}-other"
+    (other / ".saving-1-000003").mkdir(parents=True)
+    if (run / name).exists():
+        shutil.rmtree(run / name)
+    (run / name).symlink_to(other)
+    with pytest.raises(UserError, match=f"{name} is a link, and a run writes into its own folder only"):
+        planned(run)
+    assert (other / ".saving-1-000003").is_dir()
+    (run / name).unlink()
+    planned(run)
+
+
+def test_the_run_directory_itself_may_be_a_link_and_its_lock_may_not(run: Path, tmp_path: Path) -> None:
+    linked = tmp_path.parent / f"{tmp_path.name}-linked"
+    linked.symlink_to(run)
+    assert planned(linked).resumed.meta["updates"] == 7
+    other = tmp_path / "other"
+    other.write_text("precious")
+    (run / "run.lock").unlink()
+    (run / "run.lock").symlink_to(other)
+    with pytest.raises(UserError, match=r"run\.lock cannot be written \(it is a link"):
+        planned(run)
+    assert other.read_text() == "precious"
+
+
 @pytest.mark.parametrize("reason", ["return", "steps", "updates", "seconds"])
 def test_every_stop_rule_is_an_end(run: Path, reason: str) -> None:
     (run / "summary.json").write_text(json.dumps({"stopped_by": reason}))
@@ -242,7 +362,7 @@ def test_metrics_are_cut_back_to_the_checkpoint_and_go_on(tmp_path: Path) -> Non
     offset = directory.offset()
     directory.write_row("progress", {"seconds": 2.0})
     (tmp_path / "run" / "metrics.jsonl").open("a").write('{"kind": "prog')  # cut short by a kill
-    again = RunDirectory.reopen(tmp_path / "run", offset, print)
+    again = RunDirectory.reopen(tmp_path / "run", offset, 1, print)
     again.write_row("progress", {"seconds": 1.5})
     told = [json.loads(line)["seconds"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert told == [1.0, 1.5]

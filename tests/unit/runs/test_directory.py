@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 from typing import IO
 
@@ -78,11 +79,19 @@ def test_a_row_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
 def test_a_full_disk_is_warned_of_once_and_ends_nothing(tmp_path: Path) -> None:
     warnings: list[str] = []
     made = create(tmp_path / "run", warnings)
-    made._metrics = open("/dev/full", "w")  # noqa: SIM115
-    for _ in range(3):
-        made.write_row("progress", {"seconds": 1.0})
+    made.write_row("progress", {"seconds": 1.0})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (made.offset() + 10, before[1]))  # as full as a disk gets in a test
+    try:
+        for _ in range(3):
+            made.write_row("progress", {"seconds": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert warnings == [f"{made.path}: metrics cannot be written (File too large); rows are lost until they can"]
+    made.write_row("progress", {"seconds": 3.0})  # no half of a row is in its way
     made.close()
-    assert warnings == [f"{made.path}: metrics are no longer written (No space left on device)"]
+    assert [row["seconds"] for row in directory.read_rows(made.path, "progress")] == [1.0, 3.0]
+    assert directory.unreadable_rows(made.path) == 0
 
 
 def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
@@ -126,11 +135,16 @@ def test_a_run_that_goes_on_has_its_metrics_cut_back_to_its_checkpoint_and_no_fu
     offset = made.offset()
     made.write_row("progress", {"seconds": 2.0})
     made.close()
-    again = RunDirectory.reopen(made.path, offset, print)
+    told: list[str] = []
+    again = RunDirectory.reopen(made.path, offset, 1, told.append)
+    assert len(directory.read_rows(made.path, "progress")) == 2  # who does not even start cuts nothing
     again.write_row("progress", {"seconds": 3.0})
     again.close()
     assert [row["seconds"] for row in directory.read_rows(made.path, "progress")] == [1.0, 3.0]
-    RunDirectory.reopen(made.path, 10_000, print).close()  # the disk has lost what the checkpoint knew of
+    assert told == ["rows of metrics.jsonl after that: 1, now in metrics.cut.jsonl, as these steps are made again"]
+    kept = [json.loads(line) for line in (made.path / "metrics.cut.jsonl").read_text().splitlines()]
+    assert kept == [{"kind": "cut", "life": 1}, {"kind": "progress", "seconds": 2.0}]
+    RunDirectory.reopen(made.path, 10_000, 1, print).close()  # the disk has lost what the checkpoint knew of
     assert (made.path / directory.METRICS).stat().st_size < 1000
 
 
@@ -183,3 +197,56 @@ def test_a_revision_says_whether_files_differ_from_it(monkeypatch: pytest.Monkey
         said = {"rev-parse": "c0ffee", "status": differs}
         monkeypatch.setattr(directory, "_git", lambda *command, said=said: said[command[0]])
         assert directory.git_revision() == expected
+
+
+def test_metrics_that_were_shortened_or_damaged_are_told_and_the_next_row_is_whole(tmp_path: Path) -> None:
+    made = create(tmp_path / "run")
+    for seconds in (1.0, 2.0):
+        made.write_row("progress", {"seconds": seconds})
+    offset = made.offset()
+    made.close()
+    file = made.path / directory.METRICS
+    file.write_bytes(b"\0\xff" + file.read_bytes()[2:-5])
+    told: list[str] = []
+    again = RunDirectory.reopen(made.path, offset, 1, told.append)
+    again.write_row("progress", {"seconds": 3.0})
+    again.close()
+    assert told == [
+        f"{file} was shortened: it has {offset - 5} bytes and had {offset} at the checkpoint; what is missing "
+        "is missing in curves",
+        f"{file} is damaged: rows that cannot be read, and stay as they are: 2",
+    ]
+    assert json.loads(file.read_bytes().splitlines()[-1])["seconds"] == 3.0
+
+
+def with_a_link(tmp_path: Path, name: str) -> tuple[Path, Path]:
+    """A run with a row of metrics in which `name` is a link to a file elsewhere, and that file."""
+    made = create(tmp_path / "run")
+    made.write_row("progress", {"seconds": 1.0})
+    made.close()
+    other = tmp_path / "other"
+    other.write_text("precious\n" * 100)
+    (made.path / name).unlink(missing_ok=True)
+    (made.path / name).symlink_to(other)
+    return made.path, other
+
+
+def test_metrics_that_are_a_link_are_refused(tmp_path: Path) -> None:
+    run, other = with_a_link(tmp_path, "metrics.jsonl")
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl cannot be written \(it is a link, and a run writes into its own"
+    ):
+        RunDirectory.reopen(run, 0, 1, print)
+    assert other.read_text() == "precious\n" * 100
+
+
+def test_rows_are_not_cut_where_they_could_only_be_kept_through_a_link(tmp_path: Path) -> None:
+    run, other = with_a_link(tmp_path, "metrics.cut.jsonl")
+    told: list[str] = []
+    again = RunDirectory.reopen(run, 0, 1, told.append)
+    again.write_row("progress", {"seconds": 2.0})
+    again.close()
+    assert other.read_text() == "precious\n" * 100
+    assert [row["seconds"] for row in directory.read_rows(run, "progress")] == [1.0, 2.0]
+    assert len(told) == 1
+    assert "rows of before are kept, and some are there twice now (it is a link" in told[0]

@@ -43,6 +43,8 @@ def checkpointed(run: Path) -> Path:
 
 def test_a_runs_state_is_that_of_its_lock_and_its_summary(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run")
+    assert state_of(run).resumable, "from its weights"
+    (run / "weights.npz").unlink()
     assert (state_of(run).state, state_of(run).resumable) == ("crashed", False)
     checkpointed(run)
     assert (state_of(run).state, state_of(run).resumable) == ("crashed", True)
@@ -81,7 +83,10 @@ def test_runs_are_found_in_folders_of_folders_and_what_is_damaged_is_told(tmp_pa
     assert chosen(found, "hidden=8,state=crashed, env=CartPole-v1") == found
     assert chosen(found, "gamma=0.5") == []
     assert chosen(found, "gamma=99e-2") == found, "numbers are compared as numbers"
-    assert chosen(found, "state=resumable") == []
+    assert chosen(found, "state=resumable") == found
+    for run in (one, two):
+        (run / "weights.npz").unlink()
+    assert chosen(find_runs([tmp_path])[0], "state=resumable") == []
     checkpointed(one)
     assert [run.path for run in chosen(find_runs([tmp_path])[0], "state=resumable")] == [one]
     with pytest.raises(UserError, match="--where seed is no condition"):
