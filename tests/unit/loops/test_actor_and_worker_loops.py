@@ -380,7 +380,7 @@ class Service:
     def last_sequence(self, worker: str) -> Any:
         return Answer(NONE)
 
-    def initialise(self, parameters: Any) -> Any:
+    def initialise(self, parameters: Any, version: int = 0) -> Any:
         return Answer(True)
 
     def pull(self, than: int = NONE, timeout: float | None = None, life: int | None = None) -> Any:
@@ -482,7 +482,7 @@ def test_a_publisher_begins_with_the_weights_of_another_run_where_it_is_given_so
 class Unborn(Service):
     """A gradient server that takes the parameters it is given."""
 
-    def initialise(self, parameters: Any) -> Any:
+    def initialise(self, parameters: Any, version: int = 0) -> Any:
         self.parameters = np.array(parameters)
         return Answer(True)
 
