@@ -2,8 +2,9 @@
 
 A config's values come from three places, the later ones winning: the dataclass's defaults, the preset, what the user
 gave. `config` makes such a dataclass and remembers what was given. What a field may be stands in its type: `Count`,
-`Share`, `Widths`, or any `Annotated` with the limits below. What it is for stands in the string below it, which editors
-show, `--help` prints and the class's own docstring lists.
+`Share`, `Widths`, or any `Annotated` with the limits below. Which values of several fields fit together is said by a
+`Constraint` beside one of them. What a field is for stands in the string below it, which editors show, `--help` prints
+and the class's own docstring lists.
 """
 
 from __future__ import annotations
@@ -14,22 +15,21 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import io
 import itertools
 import math
 import numbers
 import textwrap
-import tokenize
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, dataclass_transform
 
 from shoal.errors import UserError
 from shoal.factories import Factory as Factory
 
 C = TypeVar("C")
+P = TypeVar("P", bound="HasPreset")
 AUTO, NO_PRESET = "auto", "none"
 NEAR = 0.6  # how alike two words are before one is suggested for the other
 LARGEST = 2**63 - 1  # whole numbers end up in arrays
@@ -85,7 +85,30 @@ Seed = Annotated[int, Between(0, 2**32 - 1)]  # what every generator takes
 Limit = AtLeast | Above | Between | LayerWidths
 
 
+class Constraint(Generic[C]):
+    """A method that raises a `UserError` where values of several fields do not fit together. `validate` calls those of
+    all groups that a config is composed of."""
+
+    def __init__(self, check: Callable[[C], None]) -> None:
+        self.check = check
+
+
 # ---- what was given --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Given:
+    """A parameter of every config that is no field of it. `dataclasses.replace` hands it on from the old object to the
+    new one, behind what is changed and before everything else."""
+
+    _given: dataclasses.InitVar[frozenset[str]] = frozenset()
+
+
+class HasPreset(Protocol):
+    """A config that begins with a preset."""
+
+    @property
+    def preset(self) -> str: ...
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -98,22 +121,22 @@ def config(**defaults: Any) -> Callable[[type[C]], type[C]]:
     def make(cls: type[C]) -> type[C]:
         own = cls.__dict__.get("__doc__")
         made: Any = dataclass(frozen=True, kw_only=True)(cls)
-        fields = made.__dataclass_fields__
+        fields = {field.name: field for field in dataclasses.fields(made)}
         for name, value in defaults.items():
             fields[name] = copy.copy(fields[name])  # of the group that it was inherited from
             fields[name].default = value
+        made.__dataclass_fields__ = _Given.__dataclass_fields__ | fields
         init = made.__init__
 
         @functools.wraps(init)
         def remember(self: Any, **values: Any) -> None:
+            given = frozenset(itertools.takewhile(lambda name: name != "_given", values))
+            given |= values.pop("_given", frozenset())
             for name in values.keys() - fields.keys():
                 raise UserError(f"{made.__module__}.{made.__qualname__} has no {name!r}.{did_you_mean(name, fields)}")
             values = {name: plain(value) for name, value in values.items()}
             init(self, **(defaults | values))
-            names = set(values)
-            if names == set(fields):  # dataclasses.replace gives all of them: count those that are not the defaults
-                names = {name for name, value in values.items() if value != fields[name].default}
-            object.__setattr__(self, "_given", frozenset(names))
+            object.__setattr__(self, "_given", given)
 
         made.__init__ = remember
         made.__doc__ = FieldList(own)
@@ -129,32 +152,30 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
-def given(config: Any) -> frozenset[str]:
-    """The fields that were given; for a plain dataclass, those that differ from their defaults."""
-    fields = dataclasses.fields(config)
-    differing = frozenset(field.name for field in fields if getattr(config, field.name) != field.default)
-    return getattr(config, "_given", differing)
+def given(config: object) -> frozenset[str]:
+    """The fields that were given."""
+    names: frozenset[str] = vars(config)["_given"]
+    return names
 
 
-def apply_preset(config: C, presets: Mapping[str, Mapping[str, Any]], kind: str) -> C:
+def apply_preset(config: P, presets: Mapping[str, Mapping[str, Any]], kind: str) -> P:
     """The config with the preset's values in the fields that were not given, and the preset's name in `preset`.
 
     `auto` is the preset of the environment's kind, or none where the algorithm has none for it.
     """
-    asked = getattr(config, "preset", AUTO)
-    name = (kind if kind in presets else NO_PRESET) if asked == AUTO else asked
+    name = config.preset
+    if name == AUTO:
+        name = kind if kind in presets else NO_PRESET
     if name not in presets and name != NO_PRESET:
         raise UserError(unknown("--preset", name, [*presets, AUTO, NO_PRESET]))
     kept = given(config)
     changes = {key: value for key, value in presets.get(name, {}).items() if key not in kept}
-    if hasattr(config, "preset"):
-        changes["preset"] = name
-    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+    return dataclasses.replace(config, _given=kept, **changes, preset=name)  # type: ignore[type-var]
 
 
-def preset_line(config: Any, presets: Mapping[str, Mapping[str, Any]], kind: str) -> str:
+def preset_line(config: HasPreset, presets: Mapping[str, Mapping[str, Any]], kind: str) -> str:
     """What the preset of a finished config has set, on one line."""
-    name = getattr(config, "preset", NO_PRESET)
+    name = config.preset
     settings = presets.get(name, {})
     in_force = [f"{key}={value}" for key, value in settings.items() if getattr(config, key) == value]
     overridden = [key for key, value in settings.items() if getattr(config, key) != value]
@@ -166,7 +187,10 @@ def preset_line(config: Any, presets: Mapping[str, Mapping[str, Any]], kind: str
 def validate(config: Any) -> None:
     """One sentence that names the option for the first value that cannot be right."""
     validate_fields(config)
-    _check_sizes(config)
+    for group in reversed(type(config).__mro__):
+        for part in vars(group).values():
+            if isinstance(part, Constraint):
+                part.check(config)
 
 
 def validate_fields(config: Any, but: Iterable[str] = ()) -> None:
@@ -234,23 +258,6 @@ def plain_type(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
-def _check_sizes(config: Any) -> None:
-    """One sentence where two sizes do not fit together."""
-    capacity = getattr(config, "capacity", None)
-    for name in ("batch", "learning_starts"):
-        if capacity is not None and capacity < getattr(config, name, 0):
-            raise UserError(
-                f"--capacity {capacity} can never hold {option(name)} {getattr(config, name)} items and the run would "
-                "wait forever: give a larger capacity, or less of the other."
-            )
-    queue, batch = getattr(config, "queue", None), getattr(config, "batch", None)
-    if queue is not None and batch is not None and queue < batch:
-        raise UserError(
-            f"--queue {queue} can never hold a batch of {batch} items and the run would wait forever: "
-            f"give --queue {batch} or more, or a smaller --batch."
-        )
-
-
 def from_record(cls: type[C], values: Mapping[str, Any]) -> C:
     """A config out of what JSON has made of it: fields this version does not know are left out, lists are tuples."""
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -281,7 +288,7 @@ def _choices(hint: Any) -> tuple[str, ...] | None:
 
 
 def field_texts(cls: type[Any]) -> dict[str, str]:
-    """What each field is for: the string below its declaration, or the comment beside it."""
+    """What each field is for: the string below its declaration."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= {name: text for name, text in _declared_texts(base).items() if text}
@@ -296,14 +303,11 @@ def _declared_texts(cls: type[Any]) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):  # typed into a console: nothing to read
         return {}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    beside = {token.end[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     found = {}
-    for statement, following in itertools.pairwise([*ast.parse(source).body[0].body, None]):  # type: ignore[attr-defined]
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            below = following.value if isinstance(following, ast.Expr) else None
-            said = below.value if isinstance(below, ast.Constant) and isinstance(below.value, str) else None
-            found[statement.target.id] = " ".join((said or beside.get(statement.end_lineno or 0, "")).split())
+    for pair in itertools.pairwise(ast.parse(source).body[0].body):  # type: ignore[attr-defined]
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
     return found
 
 

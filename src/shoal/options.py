@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from shoal.config import (
     Amount,
     Between,
+    Constraint,
     Count,
     Factory,
     NamedValues,
@@ -25,6 +26,7 @@ from shoal.errors import UserError
 
 Activation = Literal["tanh", "relu"]
 Images = Literal["nature", "resnet"]
+SLOWEST_LEARNING = 1e-6  # samples per insert, below which a learner would wait for days
 
 
 @config()
@@ -57,7 +59,7 @@ class Acting:
 
 
 @config()
-class CentralInference:
+class CentralInference(Acting):
     """Networks beside the actors, or in servers of their own."""
 
     inference: Literal["local", "central"] = "local"
@@ -66,6 +68,16 @@ class CentralInference:
     """How many, among which actors are divided."""
     inference_batch: Whole = 0
     """Environments answered at once; 0: all of a server's actors."""
+
+    @Constraint
+    def _a_request_fits(self) -> None:
+        limit, environments = self.inference_batch, self.envs_per_actor
+        if self.inference == "central" and 0 < limit < environments:
+            raise UserError(
+                f"--inference-batch {limit} cannot hold one request of --envs-per-actor {environments} environments: "
+                f"give {environments} or more, or 0 for all environments of a server's actors."
+            )
+
     inference_wait: Seconds = 0.002
     """Seconds a request waits for others to share its batch."""
 
@@ -116,12 +128,21 @@ class Rollouts(Unrolls):
     """Items that may wait for the learner; actors block when it is full."""
     batch: Count = 64
     """Items per update."""
+
+    @Constraint
+    def _a_batch_fits(self) -> None:
+        if self.queue < self.batch:
+            raise UserError(
+                f"--queue {self.queue} can never hold a batch of {self.batch} items and the run would wait forever: "
+                f"give --queue {self.batch} or more, or a smaller --batch."
+            )
+
     publish_every: Count = 1
     """Updates between versions of the weights."""
 
 
 @config()
-class Experience:
+class Experience(Acting):
     """Off-policy data: a replay of items that are sampled again and again."""
 
     rows: Count = 16
@@ -130,12 +151,29 @@ class Experience:
     """How items are drawn."""
     shards: Count = 1
     """Replay services."""
+
+    @Constraint
+    def _every_shard_is_filled(self) -> None:
+        if self.shards > self.actors:
+            raise UserError(
+                f"--shards {self.shards} cannot be filled by --actors {self.actors}: each actor writes to one shard."
+            )
+
     capacity: Count = 100_000
     """Items; a soft limit: what is over it goes every 100 updates, the oldest first."""
     learning_starts: Count = 1_000
     """Items that are there before the first update."""
     samples_per_insert: Amount = 0.0
     """How often an item is sampled on average, which holds acting and learning to a ratio; 0: each at its own pace."""
+
+    @Constraint
+    def _somebody_samples(self) -> None:
+        if 0.0 < (ratio := self.samples_per_insert) < SLOWEST_LEARNING:
+            raise UserError(
+                f"--samples-per-insert {ratio:g} would let the learner sample once in {1 / ratio:.0e} steps: give "
+                f"{SLOWEST_LEARNING:g} or more, or 0 for acting and learning at their own pace."
+            )
+
     priority_exponent: Amount = 0.6
     """Items are drawn with probabilities that go as their priority to this power; 0: uniformly."""
     importance_exponent: Amount = 0.4
@@ -146,6 +184,16 @@ class Experience:
     """Steps of a return."""
     batch: Count = 512
     """Items per update."""
+
+    @Constraint
+    def _capacity_suffices(self) -> None:
+        for name, items in (("--batch", self.batch), ("--learning-starts", self.learning_starts)):
+            if self.capacity < items:
+                raise UserError(
+                    f"--capacity {self.capacity} can never hold {name} {items} items and the run would wait forever: "
+                    "give a larger capacity, or less of the other."
+                )
+
     publish_every: Count = 1
     """Updates between versions of the weights."""
     target_every: Count = 200
@@ -340,7 +388,7 @@ class OnPolicy(PolicyAndValue, PolicyGradient, Normalization, Unrolls, Learning,
 
 
 @config()
-class OffPolicy(Learning, Experience, CentralInference, Acting):
+class OffPolicy(Learning, Experience, CentralInference):
     """What learners that sample a replay share."""
 
 

@@ -41,7 +41,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "services": ("acting buffers errors flat program replay retry state step sync tree versions", "torch numpy"),
     "optim": ("flat services sync", "torch"),
     "loops": (
-        "acting batches envs errors factories films learning nets optim options program replay "
+        "acting batches config envs errors factories films learning nets optim options program replay "
         "retry services state step sync tree versions",
         "torch numpy",
     ),

@@ -16,7 +16,6 @@ from shoal.errors import UserError
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
 
-SLOWEST_LEARNING = 1e-6  # samples per insert, below which a learner would wait for days
 ENVIRONMENT_BYTES = 2_000  # of one environment, at the least
 PARAMETER_COPIES = 4  # of a learner: values, gradients and an optimizer's two moments
 IN_BFLOAT16 = """
@@ -38,7 +37,6 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -
     if options.runtime != "ray":  # there nodes may be on other machines, and on larger ones
         _check_memory(cfg, env, options)
         _check_precision(cfg)
-    _check_learning(cfg)
     if getattr(cfg, "frame_stack", 0) > 1 and not env.stacks:
         raise UserError(
             f"--frame-stack {cfg.frame_stack} has nothing to stack: {env.name} gives no images, which are bytes of two "
@@ -73,16 +71,6 @@ def _check_precision(cfg: Any) -> None:
         raise UserError(
             f"--precision bfloat16 {ending(tried.returncode)}, so this processor does not compute in it: leave it at "
             "float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment."
-        )
-
-
-def _check_learning(cfg: Any) -> None:
-    """A limiter that lets nobody sample."""
-    ratio = getattr(cfg, "samples_per_insert", 0.0)
-    if 0.0 < ratio < SLOWEST_LEARNING:
-        raise UserError(
-            f"--samples-per-insert {ratio:g} would let the learner sample once in {1 / ratio:.0e} steps: give "
-            f"{SLOWEST_LEARNING:g} or more, or 0 for acting and learning at their own pace."
         )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from shoal import envs
 from shoal.acting import Policy
+from shoal.config import validate
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.learning import Learner
@@ -104,6 +105,7 @@ class Wiring(Generic[C]):
     """
 
     def __init__(self, cfg: C, env: EnvSpec, settings: Settings) -> None:
+        validate(cfg)
         self.program = Program()
         self.cfg, self.env, self.settings = cfg, env, settings
         self.metrics = self.program.add("metrics", Metrics, max_steps=settings.max_steps)
@@ -113,13 +115,11 @@ class Wiring(Generic[C]):
 
     def add_replay(self, table: Table, shards: int = 1) -> ReplayHandles:
         """`replay`, and with several shards `replay/0`, `replay/1`, …, which share the table's capacity."""
-        program, actors = self.program, self.cfg.actors
+        program = self.program
         if shards == 1:
             replay = program.add("replay", Replay, [table])
             program.place("replay", restart=True)  # it comes back empty, and its writers begin again
             return ReplayHandles(table.name, replay, [replay])
-        if shards > actors:
-            raise UserError(f"--shards {shards} cannot be filled by --actors {actors}: each actor writes to one shard.")
         share = share_of(table, shards)
         parts = [program.add(f"replay/{index}", Replay, [share], seed=index) for index in range(shards)]
         program.place("replay/*", restart=True)  # a lost one costs its own items
@@ -188,11 +188,6 @@ class Wiring(Generic[C]):
     ) -> None:
         cfg = self.cfg
         count, limit = min(inference.inference_servers, cfg.actors), inference.inference_batch
-        if 0 < limit < cfg.envs_per_actor:
-            raise UserError(
-                f"--inference-batch {limit} cannot hold one request of --envs-per-actor {cfg.envs_per_actor} "
-                f"environments: give {cfg.envs_per_actor} or more, or 0 for all environments of a server's actors."
-            )
         servers = [
             self.program.add(
                 f"inference/{index}",

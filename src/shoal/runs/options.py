@@ -19,29 +19,52 @@ Runtime = Literal["local", "inline", "ray"]
 class RunOptions:
     """How it runs, when it stops, what is saved: the same for every algorithm."""
 
-    runtime: Runtime = "local"  # Processes of this machine, one thread (reproducible), or Ray actors.
-    ray_address: str | None = None  # Of a running Ray cluster (auto: this machine's); without it one is started.
-    seed: Seed = 0  # Of the run; every node derives its own.
-    stop_return: float | None = None  # Stop when 50 fresh evaluation episodes confirm this mean return.
-    stop_steps: Count | None = None  # Stop after so many environment steps.
-    stop_updates: Count | None = None  # Stop after exactly so many learner updates.
-    stop_seconds: Positive | None = None  # Stop after so many seconds of training, from the first actor step.
-    run_dir: str | None = None  # A new or empty folder; default: a new one in runs/.
-    hang_seconds: Amount = 30.0  # After which a node that stands still is told of and replaced; 0: never.
-    max_failures: Whole = 5  # Losses of one node in a row before the run gives up.
-    checkpoint_every: Amount = 60.0  # Seconds between two checkpoints; 0: only at the end.
-    checkpoint_updates: Count | None = None  # Learner updates between two checkpoints, in place of seconds.
-    checkpoint_replay: bool = False  # Checkpoints hold the items of the replay too.
-    keep: Count = 3  # Checkpoints that are kept; beside them the best by evaluated return.
-    resume: Literal["never", "auto"] = "never"  # auto: go on with the run in --run-dir, if there is one.
-    restore: str | None = None  # Start with the weights of RUN, RUN:best or one checkpoint's folder.
-    restore_partial: bool = False  # Load what fits of them, and tell what does not.
-    freeze: str | None = None  # Names or patterns of parameters that are not trained, such as torso or "torso.*".
-    eval_every: Seconds = 0.5  # Seconds from one evaluation to the next.
-    eval_episodes: Episodes = 10  # Of each evaluation.
-    record_every: Seconds = 0.0  # Seconds between two films of the greedy policy, in the run directory; 0: none.
-    record_format: Literal["mp4", "gif"] = "mp4"  # Of these films.
-    log: str | None = None  # tensorboard, wandb, or both with a comma: where metrics go beside the run directory.
+    runtime: Runtime = "local"
+    """Processes of this machine, one thread (reproducible), or Ray actors."""
+    ray_address: str | None = None
+    """Of a running Ray cluster (auto: this machine's); without it one is started."""
+    seed: Seed = 0
+    """Of the run; every node derives its own."""
+    stop_return: float | None = None
+    """Stop when 50 fresh evaluation episodes confirm this mean return."""
+    stop_steps: Count | None = None
+    """Stop after so many environment steps."""
+    stop_updates: Count | None = None
+    """Stop after exactly so many learner updates."""
+    stop_seconds: Positive | None = None
+    """Stop after so many seconds of training, from the first actor step."""
+    run_dir: str | None = None
+    """A new or empty folder; default: a new one in runs/."""
+    hang_seconds: Amount = 30.0
+    """After which a node that stands still is told of and replaced; 0: never."""
+    max_failures: Whole = 5
+    """Losses of one node in a row before the run gives up."""
+    checkpoint_every: Amount = 60.0
+    """Seconds between two checkpoints; 0: only at the end."""
+    checkpoint_updates: Count | None = None
+    """Learner updates between two checkpoints, in place of seconds."""
+    checkpoint_replay: bool = False
+    """Checkpoints hold the items of the replay too."""
+    keep: Count = 3
+    """Checkpoints that are kept; beside them the best by evaluated return."""
+    resume: Literal["never", "auto"] = "never"
+    """auto: go on with the run in --run-dir, if there is one."""
+    restore: str | None = None
+    """Start with the weights of RUN, RUN:best or one checkpoint's folder."""
+    restore_partial: bool = False
+    """Load what fits of them, and tell what does not."""
+    freeze: str | None = None
+    """Names or patterns of parameters that are not trained, such as torso or "torso.*"."""
+    eval_every: Seconds = 0.5
+    """Seconds from one evaluation to the next."""
+    eval_episodes: Episodes = 10
+    """Of each evaluation."""
+    record_every: Seconds = 0.0
+    """Seconds between two films of the greedy policy, in the run directory; 0: none."""
+    record_format: Literal["mp4", "gif"] = "mp4"
+    """Of these films."""
+    log: str | None = None
+    """tensorboard, wandb, or both with a comma: where metrics go beside the run directory."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import pytest
@@ -19,6 +19,11 @@ class Group:
     actors: config.Count = 1
     batch: config.Count = 32
     queue: config.Count = 128
+
+    @config.Constraint
+    def _a_batch_fits(self) -> None:
+        if self.queue < self.batch:
+            raise UserError(f"--queue {self.queue} can never hold a batch of {self.batch} items.")
 
 
 @config.config(batch=64)
@@ -55,15 +60,23 @@ def test_what_was_given_survives_pickling() -> None:
     assert config.given(pickle.loads(pickle.dumps(Config(batch=64)))) == {"batch"}
 
 
-def test_without_the_decorator_values_that_differ_from_their_defaults_count_as_given() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Plain:
-        preset: str = "auto"
-        batch: int = 64
-        learning_rate: float = 1e-3
+def test_replacing_a_field_keeps_what_was_given_also_where_it_equals_the_default() -> None:
+    made = replace(Config(batch=64), env="Other-v0")
+    assert config.given(made) == {"batch", "env"}
+    assert config.given(replace(replace(made, gamma=0.99), actors=1)) == {"batch", "env", "gamma", "actors"}
+    assert config.apply_preset(made, PRESETS, "classic").batch == 64
 
-    made = config.apply_preset(Plain(batch=8), PRESETS, "classic")
-    assert (made.batch, made.learning_rate) == (8, 2e-3)
+
+def test_what_a_preset_sets_was_not_given() -> None:
+    made = config.apply_preset(Config(gamma=0.9), PRESETS, "classic")
+    assert config.given(made) == {"gamma"}
+    assert config.apply_preset(replace(made, preset="atari"), PRESETS, "classic").batch == 16
+
+
+def test_what_was_given_is_no_field() -> None:
+    assert "_given" not in {field.name for field in fields(Config())}
+    assert Config(batch=64) == Config()
+    assert hash(Config(batch=64)) == hash(Config())
 
 
 @pytest.mark.parametrize(("kind", "name"), [("atari", "atari"), ("other", "none")])

@@ -25,14 +25,15 @@ class Small(options.Rewards):
     batch: config.Count = 3
     """Items
     per update."""
-    plain: bool = True  # said beside it
+    plain: bool = True
+    """said below it"""
     network: config.Factory | None = None
 
 
-def test_a_fields_text_is_the_string_below_it_or_the_comment_beside_it() -> None:
+def test_a_fields_text_is_the_string_below_it() -> None:
     texts = config.field_texts(Small)
     assert texts["batch"] == "Items per update."
-    assert texts["plain"] == "said beside it"
+    assert texts["plain"] == "said below it"
     assert texts["reward_scale"] == "Rewards are multiplied by this.", "also of a group that it is composed of"
 
 
@@ -46,7 +47,7 @@ def test_help_shows_the_values_that_would_be_used_under_their_groups() -> None:
     assert text.splitlines()[:4] == ["usage: shoal x [OPTIONS]", "", "What it does.", ""]
     assert "What learners make of the environment's rewards\n  --reward-scale NUMBER   Rewards" in text
     assert "  --reward-scale NUMBER   Rewards are multiplied by this. [0.5]" in text
-    assert "  --[no-]plain            said beside it [on]" in text
+    assert "  --[no-]plain            said below it [on]" in text
 
 
 @pytest.mark.parametrize("name", registry.names())
