@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shoal.optim import AllReduce
-from shoal.program import NodeDied
+from shoal.program import Capabilities, Context, NodeDied, set_current
 from shoal.services.group import Group, Member, PeerLost, interface_of
 
 Call = Callable[..., Future[Any]]
@@ -200,13 +200,12 @@ def test_closing_wakes_everybody(call: Call) -> None:
 
 def test_the_largest_of_all_learners_values(call: Call) -> None:
     group = Group(3)
-    meet(call, group, [0, 0, 0])
 
     def largest(rank: int, value: float) -> float:
-        member = Member.__new__(Member)  # without processes of its own: sums go through the service
-        member.rank, member.size, member.generation = rank, 3, 0
-        member._group, member._inline = group, True
-        return member.largest(value)
+        set_current(
+            Context(f"learner/{rank}", runtime=Capabilities(own_processes=False))
+        )  # sums go through the service
+        return Member(group, rank, 3).largest(value)
 
     answers = [call(largest, rank, value) for rank, value in enumerate((0.5, 7.25, 1e-9))]
     assert [answer.result(5.0) for answer in answers] == [7.25] * 3
