@@ -133,6 +133,7 @@ class Capabilities:
     nodes_may_die: bool = True  # at any time, also while somebody waits for them; otherwise only by their own errors
     own_processes: bool = True  # a node has one to itself, with its own global state (torch.distributed's, say)
     report_seconds: float = 0.5  # between two reports of a node, on the runtime's clock
+    restart_seconds: float = 60.0  # in which a node that was lost can be called again
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.acting.policy import GivesPriorities, Policy
 from shoal.program import Done, Future, NodeDied, current, futures
 from shoal.replay import Block, Inserted, Pattern, Replay, ShardedReplay, ShardsLost, Writer
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.types import Columns
 
 LOST = (NodeDied, ShardsLost)
@@ -84,12 +84,12 @@ class Sender:
 
     def flush(self) -> None:
         """Go on with a block that was held up, or lost on its way."""
-        patiently(self._writer.flush, lost=LOST)
+        retry(self._writer.flush, lost=LOST)
 
     def newest_is_lost(self) -> bool:
         """Whether what was sent last was lost with the service that it went to: nobody will ever learn from it."""
         writer = self._writer
-        return not any(patiently(lambda: [one.has_newest(writer.name, writer.life) for one in self._replays]))
+        return not any(retry(lambda: [one.has_newest(writer.name, writer.life) for one in self._replays]))
 
     def take_lost(self) -> dict[str, int]:
         """What was lost with a service since the last time: rows that were on their way to it, and items that these

@@ -14,7 +14,7 @@ from shoal.envs.state import NoState
 from shoal.loops.loop import EXACT, RowLoop
 from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
@@ -35,7 +35,7 @@ class EnvRunner:
         self.report = Reporter(metrics)
         self._told = 0  # losses of environments
         self.observation = envs.reset()
-        self._limited = patiently(metrics.step_limit) is not None
+        self._limited = retry(metrics.step_limit) is not None
         if current().restarts:
             self.report.count("lost_episodes", envs.count)  # those that its last life was in
 
@@ -128,7 +128,7 @@ class ActorLoop(RowLoop):
         self._synchronous = synchronous
         self._fetching: Future | None = None
         self._stage: Stage = "acting"
-        found = patiently(lambda: weights.wait(NONE))
+        found = retry(lambda: weights.wait(NONE))
         if found is not None:
             self._recorder.load(*found)
         self._runner.report.lap("starting")
@@ -184,7 +184,7 @@ class ActorLoop(RowLoop):
             self._reporter.load_state_dict(exact["reporter"])
             return
         recorder.begin_stream()
-        if (found := patiently(lambda: self._weights.newer(NONE))) is not None:
+        if (found := retry(lambda: self._weights.newer(NONE))) is not None:
             recorder.load(*found)
 
     def _row_state(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class ActorLoop(RowLoop):
         then the same weights act once more."""
         patience = LOOK if current().runtime.nodes_may_die else None
         while not self._finishing and not process_ends():
-            found: Any = patiently(lambda: self._weights.wait(self._recorder.version, patience))
+            found: Any = retry(lambda: self._weights.wait(self._recorder.version, patience))
             if found is not None or patience is None or self._send.newest_is_lost():
                 return found
         return None

@@ -14,7 +14,7 @@ from shoal.envs.state import NoState
 from shoal.loops.filming import Filming, Interrupted
 from shoal.loops.loop import EXACT, Loop
 from shoal.program import current
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
@@ -92,7 +92,7 @@ class Evaluator(Loop):
         with self._still(), self._at_work:
             self._at_work.wait_for(lambda: self._finishing, max(0.0, self._next - monotonic()), "the next evaluation")
         with self._still():
-            found = None if self._finishing else patiently(lambda: self._weights.wait(self._version))
+            found = None if self._finishing else retry(lambda: self._weights.wait(self._version))
         begun = monotonic()
         report.lap("waiting")
         if self._finishing or self._confirmed is not None:
@@ -190,7 +190,7 @@ class Evaluator(Loop):
             if reached and self._confirmed is None:  # before it is told: who hears of it may ask for the weights
                 self._confirmed = (version, weights)
             self._reporter.values["eval_return"] = record["eval_return"]
-            patiently(lambda: self._metrics.evaluation(record))
+            retry(lambda: self._metrics.evaluation(record))
 
     def _play(self, episodes: int, give_up: Callable[[], bool]) -> list[float]:
         returns = evaluate(self._envs, self._policy, episodes, give_up)

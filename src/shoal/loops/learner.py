@@ -20,7 +20,7 @@ from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_weights, import_weights
 from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.replay import Replay, Sample
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.services.group import Group, Member
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
@@ -224,9 +224,9 @@ class LearnerLoop(Loop):
     def _start_from_snapshot(self, alone: bool) -> None:
         """Begin where the last life's newest snapshot was, or as made; all learners of a group begin as rank 0 does."""
         if not self._leads:
-            patiently(lambda: self._weights.wait(make_version(self._generation, 0) - 1))
-        kept = patiently(self._weights.kept_snapshot)
-        found = patiently(lambda: self._weights.newer(NONE)) if current().restarts else None
+            retry(lambda: self._weights.wait(make_version(self._generation, 0) - 1))
+        kept = retry(self._weights.kept_snapshot)
+        found = retry(lambda: self._weights.newer(NONE)) if current().restarts else None
         reached = 0 if found is None else number(found[0])
         found = found if kept is None else None
         if found is not None:  # the service was lost too: what it shared is left

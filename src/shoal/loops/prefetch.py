@@ -11,8 +11,7 @@ import torch
 from shoal.batches import Batch, to_batch
 from shoal.program import Future, NodeDied
 from shoal.replay import ReplayTimeout, Sample, ShardsLost
-from shoal.retry import PAUSE, RECONNECT
-from shoal.sync import monotonic, process_ends, sleep
+from shoal.retry import retry
 
 
 class Prefetch:
@@ -67,21 +66,21 @@ class Prefetch:
 
     def _next(self) -> Sample:
         """The oldest answer; a request that timed out, or whose service was lost and is starting again, is repeated."""
-        deadline: float | None = None
         while True:
             try:
-                asked = self._asked.popleft() if self._asked else self._request()
-                sample: Sample = asked.result()
-                self.there = sample.table_size - len(sample)
-                return sample
+                return retry(self._answer, lost=(NodeDied, ShardsLost), before_retry=self._ask_again)
             except ReplayTimeout:
                 self._idle()
                 self.ask()
-            except (NodeDied, ShardsLost):
-                deadline = deadline or monotonic() + RECONNECT
-                if process_ends() or monotonic() > deadline:
-                    raise
-                self.lost_items, self.there = self.lost_items + self.there, 0
-                self._idle()
-                sleep(PAUSE)
-                self.ask()
+
+    def _answer(self) -> Sample:
+        asked = self._asked.popleft() if self._asked else self._request()
+        sample: Sample = asked.result()
+        self.there = sample.table_size - len(sample)
+        return sample
+
+    def _ask_again(self) -> None:
+        """The service was lost, with what it held."""
+        self.lost_items, self.there = self.lost_items + self.there, 0
+        self._idle()
+        self.ask()

@@ -21,7 +21,7 @@ from shoal.loops.loop import EXACT, Loop, RowLoop
 from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_buffers, export_weights, import_buffers, import_weights
 from shoal.program import Background, NodeDied, current, futures
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.services.gradients import STATES, GradientServer, states_of
 from shoal.services.metrics import LASTING, Metrics, Reporter
 from shoal.services.weights import WeightStore
@@ -175,7 +175,7 @@ class Publisher(Loop):
     ) -> None:
         super().__init__()
         self._network = make_network(current().seed)
-        old = patiently(weights.kept_snapshot)
+        old = retry(weights.kept_snapshot)
         if old is not None and "weights" in old:  # of another run
             transfer(self._network, old["weights"], partial=old["partial"])
         begun = 0 if old is None else int(old.get("updates", 0))
@@ -244,14 +244,14 @@ class Publisher(Loop):
     def _publish(self) -> None:
         generation = current().restarts + self._gradients.lives
         self._published = make_version(generation, self._gradients.version)
-        import_buffers(self._network, patiently(self._servers[0].mean_buffers) if self._buffered else {})
+        import_buffers(self._network, retry(self._servers[0].mean_buffers) if self._buffered else {})
         with contextlib.suppress(NodeDied):  # the service is on its way back, and gets them then
             self._weights.publish(export_weights(self._network), self._published)
 
     def _count(self) -> None:
         """What the service has counted. All its parts see the same gradients, of which one may come too late for some
         of them only: it counts as refused."""
-        parts = [patiently(server.statistics) for server in self._servers]
+        parts = [retry(server.statistics) for server in self._servers]
         counted = {name: max(part.get(name, 0) for part in parts) for name in set().union(*parts)}
         counted["version"] = self._gradients.version  # the one that was published: the service may have gone on
         for name, source in COUNTS.items():

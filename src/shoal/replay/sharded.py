@@ -3,7 +3,8 @@
 A client-side object over the services themselves or clients to them. Each writer's stream lives on one shard. A batch
 is spread over the shards in proportion to what their samplers draw by, so an item is drawn with the probability that
 it would have in one table. A shard that dies costs its own items; its writers move on to the next one, and it is
-asked again after a while.
+asked again after a while. Nothing is retried here: when no shard is left, calls fail with `ShardsLost`, and whether
+and how long they are made again is their caller's policy (`shoal.retry` in a program's nodes).
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@ from typing import Any, Self
 
 from shoal.program import Capabilities, Client, Context, Handle, Node, Program
 from shoal.runtime.network.rpc import LocalLane
-from shoal.runtime.supervise import Supervisor
-from shoal.runtime.supervised import Event, Supervision
+from shoal.runtime.supervise import LONGEST_BACKOFF, Supervisor
+from shoal.runtime.supervised import SETTLING, STARTING, Event, Supervision
 
 
 class ProcessRun(abc.ABC):
     """A running program. `wait` supervises; everything ends with `close` (or with this process)."""
 
     beats: float
-    capabilities = Capabilities()
+    capabilities = Capabilities(restart_seconds=LONGEST_BACKOFF + SETTLING + STARTING)
 
     def __init__(self, program: Program, supervisor: Supervisor | None, seed: int) -> None:
         self.program = program

@@ -21,7 +21,7 @@ from shoal import buffers
 from shoal.errors import UserError
 from shoal.flat import FlatOptimizer
 from shoal.program import Context, Future, NodeDied, current, futures
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.services.weights import WeightStore
 from shoal.state import as_arrays
 from shoal.sync import Condition
@@ -90,7 +90,7 @@ class GradientServer:
         self._closed = False
         self._node, self._life = current().name, current().restarts
         if self._life and snapshots is not None:
-            kept = (patiently(snapshots.kept_snapshot) or {}).get(STATES, {})
+            kept = (retry(snapshots.kept_snapshot) or {}).get(STATES, {})
             if self._node in kept:
                 self.load_state_dict(kept[self._node])
 
@@ -346,10 +346,11 @@ class GradientClient:
 
     def _answer(self, call: Future, index: int, method: str, arguments: tuple[Any, ...]) -> Any:
         server = self._servers[index]
+        lost = (NodeDied,) if self.versions[index] == NONE else (NodeDied, NotInitialised)
         try:
             return call.result()
-        except (NodeDied, NotInitialised):
-            return patiently(lambda: self._offer_and_call(index, getattr(server, method), arguments))
+        except lost:
+            return retry(lambda: self._offer_and_call(index, getattr(server, method), arguments), lost=lost)
 
     def _offer_and_call(self, index: int, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """One that has come back without its parameters gets those that this client has."""

@@ -18,7 +18,7 @@ from shoal import tree
 from shoal.acting import Policy, Recorder, Sender, act_together
 from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.step import Step
@@ -81,7 +81,7 @@ class InferenceServer:
         self._batches: list[int] = []  # environments in each since the last report
         self._fetching: Future | None = None
         self._version = NONE
-        found = patiently(lambda: weights.wait(NONE))
+        found = retry(lambda: weights.wait(NONE))
         if found is not None:
             self._version, arrays = found
             self._policy.load(arrays)

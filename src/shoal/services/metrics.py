@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal.program import Background, Future, NodeDied, current, futures
-from shoal.retry import patiently
+from shoal.retry import retry
 from shoal.sync import Condition, monotonic
 
 KEPT = 1000  # evaluations, at least
@@ -218,7 +218,7 @@ class Reporter:
         """Tell of the environment steps so far, where those of all actors meet; False when the run has no more."""
         with self._counting:
             steps = self._counts["env_steps"]
-        more: bool = patiently(lambda: self._metrics.spend_steps(self._node, steps, self._life))
+        more: bool = retry(lambda: self._metrics.spend_steps(self._node, steps, self._life))
         return more
 
     def average(self, name: str, value: float) -> None:
@@ -253,7 +253,7 @@ class Reporter:
 
     def flush_and_wait(self) -> None:
         """Send what has been gathered, until it has arrived."""
-        patiently(lambda: self.flush().result())
+        retry(lambda: self.flush().result())
 
     def state_dict(self) -> dict[str, Any]:
         """What has been gathered, but for times, and when it is to be sent."""

@@ -14,7 +14,7 @@ from torch import nn
 from shoal.learning import Update
 from shoal.loops.keeper import LOOK, SNAPSHOT_EVERY, SNAPSHOT_SHARE, Keeper
 from shoal.loops.learner import MAX_REFUSED, PATIENCE, LearnerLoop, NonFinite, _transitions
-from shoal.loops.prefetch import RECONNECT, Prefetch
+from shoal.loops.prefetch import Prefetch
 from shoal.nets.targets import Target
 from shoal.nets.weights import export_weights
 from shoal.program import Capabilities, Context, Done, NodeDied
@@ -180,8 +180,8 @@ def test_as_many_batches_are_asked_for_as_are_to_be_under_way() -> None:
 
 def test_a_replay_that_is_lost_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("shoal.loops.prefetch.monotonic", lambda: clock[0])
-    monkeypatch.setattr("shoal.loops.prefetch.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr("shoal.retry.monotonic", lambda: clock[0])
+    monkeypatch.setattr("shoal.retry.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
 
     class Gone:
         def result(self) -> Any:
@@ -190,7 +190,8 @@ def test_a_replay_that_is_lost_is_waited_for_and_not_for_ever(monkeypatch: pytes
     prefetch = Prefetch(lambda: cast(Any, Gone()), None, torch.device("cpu"))
     with pytest.raises(NodeDied):
         prefetch.take()
-    assert RECONNECT < clock[0] < RECONNECT + 1.0
+    patience = Capabilities().restart_seconds
+    assert patience < clock[0] < patience + 1.0
 
 
 class Script:
@@ -209,7 +210,7 @@ class Script:
 def test_whoever_waits_for_data_looks_around_and_counts_what_was_lost_with_a_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.loops.prefetch.sleep", lambda seconds: None)
+    monkeypatch.setattr("shoal.retry.sleep", lambda seconds: None)
     sample, looked = filled().sample("items", BATCH), []
     script = Script(sample, ReplayTimeout("none"), ReplayTimeout("none"), NodeDied("gone"), NodeDied("gone"), sample)
     prefetch = Prefetch(

@@ -578,3 +578,32 @@ def test_parameters_of_the_services_next_life_are_news_however_few_steps_it_has_
     found = server.pull(5, 0.0, 0)
     assert found is not None
     assert (found.version, found.life) == (0, 1)
+
+
+def test_a_service_that_is_lost_again_before_the_push_is_offered_the_parameters_again() -> None:
+    class Restarting:
+        """Comes back without parameters each time that it has been offered some, thrice."""
+
+        def __init__(self) -> None:
+            self.lives, self.server = 0, descending(1)
+
+        def __getattr__(self, method: str) -> Any:
+            if method == "future":
+                raise AttributeError(method)
+            return lambda *arguments: getattr(self.server, method)(*arguments)  # as a client, of whoever lives now
+
+        def initialise(self, *arguments: Any) -> Any:
+            answer = self.server.initialise(*arguments)
+            if 0 < self.lives < 3:
+                self.lose()
+            return answer
+
+        def lose(self) -> None:
+            self.lives, self.server = self.lives + 1, GradientServer(rate=1.0)
+
+    service = Restarting()
+    client = GradientClient([service], vector(0.0))
+    client.initialise()
+    service.lose()
+    assert client.push(vector(1.0)).accepted
+    assert service.lives == 3

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
@@ -121,6 +121,7 @@ class RayRun(ProcessRun):
     # ---- what the supervision asks for
 
     beats = BEAT
+    capabilities = replace(ProcessRun.capabilities, restart_seconds=ProcessRun.capabilities.restart_seconds + PLACING)
 
     def start(self, node: Node, context: Context) -> None:
         """Ask Ray for the node's actor. The node begins when its process listens."""
