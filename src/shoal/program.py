@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import collections
 import fnmatch
+import inspect
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
+
+from shoal.types import MAIN, Role
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a node asks of the machine it is placed on. Local and inline runtimes read `gpus` only."""
+    """What a node asks of the machine it is placed on. Local runs read `threads` only, inline ones nothing."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -42,6 +45,82 @@ class Handle:
     name: str
 
 
+class Offers(Protocol):
+    """All that a node may offer to who runs and watches the program; every part of it may be missing.
+
+    What stands first is said by the factory's class (`offers` asks it), before there is a node. Methods may be called
+    from any thread while `step` runs in its own. Nothing else is asked of nodes.
+    """
+
+    # ---- said by the class
+    role: Role  # what its nodes are there for
+    restart: bool  # a lost node is started again; otherwise its loss ends the run
+    spread: bool  # over the machines of a cluster; otherwise its nodes stay with the driver
+    in_turns: bool  # its callers are served one at a time (decisions 0010 and 0011)
+    shared_client: Callable[[Any, int], Any]  # of a client and a memory file: how callers on its machine reach it
+
+    # ---- a life
+    still: bool  # its step waits, and could as well begin again: a checkpoint can be taken
+    progress: int  # how far it has got in this life; without it, the steps that it has completed
+
+    def step(self) -> bool | None:
+        """Called again and again, until it returns False."""
+
+    def close(self) -> None:
+        """Release what it holds, and wake everybody who waits in one of its methods."""
+
+    def doing(self) -> tuple[str, int]:
+        """What it is in the middle of, and a number that stands still while it hangs."""
+
+    def regroup(self, members: Members) -> None:
+        """A group of the program has other members than before; what comes of it is the next step's to do."""
+
+    def forget(self, name: str) -> None:
+        """The node of this name has left the program: let go of what was kept for it."""
+
+    # ---- the end
+    def finish(self) -> None:
+        """End with the present step."""
+
+    def report(self) -> None:
+        """Report what has been counted so far; returns when it has arrived."""
+
+    # ---- state
+    def checkpoint(self) -> dict[str, Any] | None:
+        """Its state between two steps, or None where others hold it up."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def exact_state(self) -> dict[str, Any]:
+        """The state for a run of which all nodes go on together; without it, `state_dict`."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    # ---- learners
+    updates: int
+
+    # ---- evaluators
+    def best(self) -> tuple[float, int, Any] | None:
+        """The highest return, the version of the weights, and these."""
+
+    def confirmed(self) -> tuple[int, Any] | None:
+        """The weights that have reached the target."""
+
+
+def offers(kind: Any, name: str) -> bool:
+    """Whether a factory, or a node's object, offers something of `Offers`."""
+    if name not in Offers.__annotations__ and not hasattr(Offers, name):
+        raise AttributeError(f"{name!r} is nothing that nodes may offer: see program.Offers")
+    return getattr(kind, name, None) is not None
+
+
+@dataclass(frozen=True)
+class Members:
+    """How many nodes each group has, and where a node stands in its own: 0 for the first."""
+
+    place: int = 0
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Node:
     name: str
@@ -52,6 +131,9 @@ class Node:
     restart: bool = False  # a lost node is started again; otherwise its loss ends the run
     spread: bool = False  # over the machines of a cluster; otherwise it stays with the driver
     start: Any = None  # the state that it takes when it is built
+    role: Role = Role.OTHER
+    group: str = ""  # by default its name: a group of its own
+    policy: str = MAIN  # that it serves
 
     def callees(self) -> list[str]:
         """The nodes this one holds handles to, in order of appearance."""
@@ -65,23 +147,101 @@ class Node:
             built.load_state_dict(self.start)
         return built
 
+    def changed(self, parameter: str, change: Callable[[Any], Any]) -> Node:
+        """The same node with another value for a parameter of its factory."""
+        given = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
+        given.arguments[parameter] = change(given.arguments[parameter])
+        return replace(self, args=given.args, kwargs=given.kwargs)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes of a program with the same role, which may serve a policy. `add` is that of the program."""
+
+    program: Program
+    name: str
+    role: Role | None = None  # None: as the factory's class says
+    policy: str = MAIN
+
+    def add(self, name: str, factory: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        node = self.program.described(name, factory, args, kwargs)
+        self.program.insert(replace(node, group=self.name, role=self.role or node.role, policy=self.policy))
+        return cast(T, Handle(name))
+
+    def add_alike(self, stem: str, count: int, factory: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Add `stem/0`, `stem/1`, …, all made in the same way: each finds its place, and how many there are, in
+        `current().members`. A running program can take further ones (`Program.next_member`)."""
+        self.program.stems[self.name] = stem
+        return [self.add(f"{stem}/{index}", factory, *args, **kwargs) for index in range(count)]
+
+    @property
+    def members(self) -> list[Node]:
+        return [node for node in self.program.nodes.values() if node.group == self.name]
+
 
 class Program:
     """A graph of nodes. `add` is typed as the factory's class, so wiring is checked by a type checker."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+        self.stems: dict[str, str] = {}  # of the names in groups whose members are made alike
 
     def add(self, name: str, factory: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Add a node; what is returned is a `Handle` that stands for the factory's object in other nodes' arguments."""
-        if name in self.nodes:
-            raise ValueError(f"the program has a node named {name!r} already: give each node its own name")
-        for handle in _handles((args, kwargs)):
-            if handle.name not in self.nodes:
-                raise ValueError(f"node {name!r} refers to {handle.name!r}, which is not in this program")
+        return Group(self, name).add(name, factory, *args, **kwargs)
+
+    def group(self, name: str, role: Role | None = None, policy: str = MAIN) -> Group:
+        """Where nodes are added that belong together: `program.group("actors", Role.ACTOR).add(…)`."""
+        return Group(self, name, role, policy)
+
+    def described(self, name: str, factory: Callable[..., Any], args: Any, kwargs: Any) -> Node:
+        """A node by what its factory's class says of it."""
         restart, spread = (bool(getattr(factory, word, False)) for word in ("restart", "spread"))
-        self.nodes[name] = Node(name, factory, args, dict(kwargs), restart=restart, spread=spread)
-        return cast(T, Handle(name))
+        role = Role(getattr(factory, "role", Role.OTHER))
+        return Node(name, factory, tuple(args), dict(kwargs), restart=restart, spread=spread, role=role, group=name)
+
+    def insert(self, node: Node) -> None:
+        """Take a node whose name is new, and that calls only nodes which are there."""
+        if node.name in self.nodes:
+            raise ValueError(f"the program has a node named {node.name!r} already: give each node its own name")
+        for callee in node.callees():
+            if callee not in self.nodes:
+                raise ValueError(f"node {node.name!r} refers to {callee!r}, which is not in this program")
+        self.nodes[node.name] = node
+
+    # ---- who is who
+
+    def find(self, role: Role, policy: str = MAIN) -> Handle | None:
+        """The first node of a role that serves a policy."""
+        return next((Handle(node.name) for node in self.with_role(role) if node.policy == policy), None)
+
+    def with_role(self, *roles: Role) -> list[Node]:
+        return [node for node in self.nodes.values() if node.role in roles]
+
+    def leaders(self) -> list[Node]:
+        """Who knows how far learning has come: of each group of learners or publishers the first."""
+        learning = self.with_role(Role.LEARNER, Role.PUBLISHER)
+        return list({node.group: node for node in reversed(learning)}.values())[::-1]
+
+    def members(self) -> dict[str, Members]:
+        """What each node is told of the groups."""
+        totals: collections.Counter[str] = collections.Counter()
+        places = {}
+        for name, node in self.nodes.items():
+            places[name] = totals[node.group]
+            totals[node.group] += 1
+        return {name: Members(place, dict(totals)) for name, place in places.items()}
+
+    def next_member(self, group: str) -> Node:
+        """A node as the group's others are, under the lowest number that is free."""
+        alike = self.group(group).members
+        if group not in self.stems or not alike:
+            known = ", ".join(self.stems) or "none"
+            raise ValueError(f"the program has no group {group!r} whose members are made alike (there are: {known})")
+        names = (f"{self.stems[group]}/{index}" for index in range(len(self.nodes) + 1))
+        return replace(alike[0], name=next(name for name in names if name not in self.nodes), start=None)
+
+    # ---- what belongs to a node
 
     def start_from(self, name: str, state: Any) -> None:
         """Have a node take a state (`load_state_dict`) when it is started for the first time, before anything calls
@@ -145,6 +305,8 @@ class Context:
     restarts: int = 0
     address: str = "127.0.0.1"  # under which the other nodes' machines reach this one
     runtime: Capabilities = Capabilities()
+    policy: str = MAIN  # that the node serves
+    members: Members = Members()  # when it was started; later changes are told (`Offers.regroup`)
 
 
 class _Current(threading.local):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 import numpy.typing as npt
@@ -13,3 +14,28 @@ Arrays = Mapping[str, Array]  # the same where it is only read
 Values = (
     Any  # a numpy array, or a tensor: code that takes either works on what it is given and copies nothing between them
 )
+
+
+class Role(StrEnum):
+    """What a node of a program is there for: who runs and watches a program decides by it, never by a name.
+
+    A factory's class may say it (`role = Role.ACTOR`), and a group of the program may say otherwise.
+    """
+
+    METRICS = "metrics"  # adds up what all nodes report; one for the program
+    WEIGHTS = "weights"  # the newest weights of a policy
+    REPLAY = "replay"  # experience that is sampled again and again
+    QUEUE = "queue"  # experience that is learned from once: a moment's work, not worth saving by itself
+    FRONT = "front"  # speaks for several replays, and holds nothing
+    LEARNER = "learner"  # of several in one group, which are equal, the first speaks for all
+    PUBLISHER = "publisher"  # hands on what a gradient service learns
+    GRADIENTS = "gradients"  # applies gradients: parameters and the optimizer are there
+    PEERS = "peers"  # where learners that update together meet
+    ACTOR = "actor"  # steps environments
+    WORKER = "worker"  # steps environments and learns from them
+    INFERENCE = "inference"  # acts for actors
+    EVALUATOR = "evaluator"  # judges a policy
+    OTHER = "other"  # whatever else a program needs
+
+
+MAIN = "main"  # the policy of a program that has one: its nodes' names and numbers need not say so

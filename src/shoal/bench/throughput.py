@@ -18,9 +18,9 @@ from shoal.bench.limits import Limits, gradients_per_update
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment.checks import prepare
-from shoal.experiment.ending import METRICS, Interrupts
+from shoal.experiment.ending import Interrupts
 from shoal.experiment.progress import Progress
-from shoal.experiment.watching import take_snapshot
+from shoal.experiment.watching import metrics_of, take_snapshot
 from shoal.loops.wiring import Settings
 from shoal.runs import registry
 from shoal.runs.options import RunOptions
@@ -83,7 +83,8 @@ def measure(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions, s
             program, options.runtime, seed=options.seed, supervisor=supervisor, ray_address=options.ray_address
         ) as run,
     ):
-        metrics = run.client(METRICS)
+        metrics = metrics_of(run)
+        progress.take_roles(program)
         begin = time.monotonic()
         first_update: float | None = None
         while first_update is None or time.monotonic() < first_update + WARM_UP + seconds:

@@ -20,8 +20,7 @@ from shoal.acting import Stacker
 from shoal.diagnosis.environment import Doing, Tell
 from shoal.diagnosis.findings import Finding
 from shoal.envs import EnvSpec
-from shoal.experiment.ending import LEARNER, METRICS
-from shoal.experiment.watching import take_snapshot, user_error
+from shoal.experiment.watching import learning_is_over, metrics_of, take_snapshot, user_error
 from shoal.factories import name_of
 from shoal.loops.wiring import Settings
 from shoal.loops.wrapping import wrap_learners
@@ -125,8 +124,8 @@ def _train(algorithm: Algorithm, cfg: Any, env: EnvSpec, tell: Tell) -> bool:
     begin = time.monotonic()
     try:
         with launch(program, "inline", seed=0, supervisor=Supervisor(max_failures=0)) as run:
-            metrics = run.client(METRICS)
-            while not run.finished(LEARNER) and time.monotonic() - begin < LONGEST:
+            metrics = metrics_of(run)
+            while not learning_is_over(run) and time.monotonic() - begin < LONGEST:
                 run.wait(0.05)
             snapshot = take_snapshot(run, metrics, 0) or {"counts": {}, "values": {}}
     except RunFailed as failure:

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from shoal.checkpoints import Checkpoint, Checkpoints
+from shoal.experiment.checkpointing import part_name
 from shoal.experiment.replay_saves import REPLAY, folder_of
-from shoal.program import Program
+from shoal.program import Node, Program
 from shoal.replay import Replay
 from shoal.runs import directory
+from shoal.types import Role
 
 KINDS = ("environments", "random generators", "replay", "parameters", "optimizer", "evaluations", "everything else")
 NOT_COMPARED = (".values.", ".train_seconds.", ".life.")  # measurements of reports, and names drawn at random
@@ -31,8 +33,9 @@ class Difference:
 
 def differences(one: Checkpoint, other: Checkpoint, runs: tuple[Path, Path], program: Program) -> list[Difference]:
     """What differs between two checkpoints of runs of the same program, likely causes first."""
+    nodes = {part_name(name): node for name, node in program.nodes.items()}
     found = [
-        _difference(part, place)
+        _difference(nodes.get(part), part, place)
         for part in sorted({*one.parts, *other.parts})
         for place in _unequal(_part(one, part), _part(other, part), "")
     ]
@@ -118,25 +121,29 @@ def _of_replay(place: str) -> Difference:
     return Difference(3, f"{said} ({place.lstrip('.')})", "replay")
 
 
-def _difference(part: str, place: str) -> Difference:
-    role, _, tail = part.partition("-")[0], None, place.lstrip(".").removeprefix("exact.")
-    node = part.replace("-", "/", 1)
-    if role in ("actor", "worker", "evaluator") and tail.startswith("environments"):
+PLAYS = (Role.ACTOR, Role.WORKER, Role.EVALUATOR)
+
+
+def _difference(owner: Node | None, part: str, place: str) -> Difference:
+    """Of a part of a checkpoint that belongs to a node, or (None) to all."""
+    tail = place.lstrip(".").removeprefix("exact.")
+    role, node = (None, part) if owner is None else (owner.role, owner.name)
+    if role in PLAYS and tail.startswith("environments"):
         if ".generators" in place or "np_random" in place:
             return Difference(0, f"the environment's random generator ({node})", "random generators")
         return Difference(1, f"the environment's state ({node}: {_last(tail)})", "environments")
-    if role == "run" and tail.startswith("generators"):
+    if role is None and tail.startswith("generators"):
         return Difference(0, f"the global random generator of {tail.split('.')[1]}", "random generators")
-    if role in ("actor", "worker", "evaluator") and "policy.random" in tail:
+    if role in PLAYS and "policy.random" in tail:
         return Difference(2, f"the policy's random generator ({node})", "random generators")
-    if role in ("actor", "worker", "evaluator", "weights"):
-        if "weights" in tail or "network" in tail or role == "weights":
+    if role in (*PLAYS, Role.WEIGHTS):
+        if "weights" in tail or "network" in tail or role == Role.WEIGHTS:
             layer = tail.partition("weights.")[2] or tail.partition("network.")[2] or tail
             return Difference(6, f"network: layer {layer} (as {node} has it)", "parameters")
-        if role == "evaluator":
+        if role == Role.EVALUATOR:
             return Difference(7, f"the evaluator: {tail}", "evaluations")
         return Difference(4, f"rows that {node} has not sent yet ({_last(tail)})", "everything else")
-    if role in ("learner", "gradients"):
+    if role in (Role.LEARNER, Role.PUBLISHER, Role.GRADIENTS):
         return _of_learner(tail.removeprefix("learner."))
     kind = "evaluations" if "evaluations" in tail else "everything else"
     return Difference(8, f"{node}: {tail}", kind)

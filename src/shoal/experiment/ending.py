@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from shoal.program import Future, Handle, Program, futures
+from shoal.program import Future, Handle, Program, futures, offers
 from shoal.runtime import Run
-from shoal.types import Arrays
+from shoal.types import Arrays, Role
 from shoal.versions import NONE
 
 METRICS, WEIGHTS, LEARNER, EVALUATOR = Handle("metrics"), Handle("weights"), Handle("learner"), Handle("evaluator")
@@ -81,9 +81,9 @@ class Ending:
     """The last calls to a run's nodes, of which any may be gone or hang."""
 
     def __init__(self, run: Run, program: Program, note: Callable[[str], None]) -> None:
-        self._run, self._note = run, note
+        self._run, self._program, self._note = run, program, note
         self.supervisor = run.supervisor
-        self._loops = [name for name, node in program.nodes.items() if callable(getattr(node.factory, "finish", None))]
+        self._loops = [name for name, node in program.nodes.items() if offers(node.factory, "finish")]
         self.silent: list[str] = []  # loops that have not reported
 
     def finish(self) -> None:
@@ -107,33 +107,35 @@ class Ending:
     def final_weights(self, confirmed: bool) -> tuple[int, Arrays] | None:
         """The weights that were confirmed to reach the target, else the newest, as far as anybody still has them."""
         if confirmed:  # the learner has gone on since, not always for the better
-            found = self._call(EVALUATOR, "confirmed")
+            found = self._call(self._program.find(Role.EVALUATOR), "confirmed")
             if found is not None:
                 return found[0], found[1]
-        found = self._call(WEIGHTS, "newer", NONE)
+        found = self._call(self._program.find(Role.WEIGHTS), "newer", NONE)
         return None if found is None else (found[0], found[1])
 
     def evaluate(self, version: int, weights: Arrays) -> bool:
         """Whether the evaluator has come to a return of these weights in time."""
-        if EVALUATOR.name not in self._loops or EVALUATOR.name in self.silent:
+        evaluator = self._program.find(Role.EVALUATOR)
+        if evaluator is None or evaluator.name in self.silent:
             return False
-        call = self._ask(EVALUATOR.name, "evaluate_final", version, weights, EVALUATION)
-        calls = {} if call is None else {EVALUATOR.name: call}
+        call = self._ask(evaluator.name, "evaluate_final", version, weights, EVALUATION)
+        calls = {} if call is None else {evaluator.name: call}
         said = f"evaluating the weights that are saved (at most {EVALUATION:.0f} s; Ctrl-C ends at once)"
         answers = self._answers(calls, EVALUATION + ANSWERS, said)
         return bool(answers and answers[0][1] is True)
 
     def snapshot(self, evaluations_from: int) -> dict[str, Any] | None:
         """The metrics as they are when everything has been reported."""
-        found: dict[str, Any] | None = self._call(METRICS, "snapshot", evaluations_from)
+        found: dict[str, Any] | None = self._call(self._program.find(Role.METRICS), "snapshot", evaluations_from)
         return found
 
     def waiting_for(self) -> str | None:
         """What keeps a replay's learner waiting, in words."""
-        tables = self._call(Handle("replay"), "info")
+        holders = self._program.with_role(Role.FRONT) or self._program.with_role(Role.REPLAY, Role.QUEUE)
         said = [
             f"table {name!r} holds {table['size']:,} items after {table['inserts']:,} inserts"
-            for name, table in (tables or {}).items()
+            for node in holders
+            for name, table in (self._call(Handle(node.name), "info") or {}).items()
             if table.get("sample_waiting")
         ]
         return "; ".join(said) + ", and what is to be sampled waits for more" if said else None
@@ -151,7 +153,9 @@ class Ending:
         answers = self._answers(self._ask_all("doing", names), SETTLING)
         return all(answer[0].startswith("waiting") for _, answer in answers if isinstance(answer, tuple))
 
-    def _call(self, node: Handle, method: str, *arguments: Any) -> Any:
+    def _call(self, node: Handle | None, method: str, *arguments: Any) -> Any:
+        if node is None:
+            return None
         call = self._ask(node.name, method, *arguments)
         answers = [] if call is None else self._answers({node.name: call}, ANSWERS)
         return answers[0][1] if answers else None

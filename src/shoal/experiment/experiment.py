@@ -15,7 +15,7 @@ from shoal.errors import UserError
 from shoal.experiment import exact, view
 from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
-from shoal.experiment.ending import LEARNER, METRICS, Ending, Final, Interrupts
+from shoal.experiment.ending import Ending, Final, Interrupts
 from shoal.experiment.listeners import Callbacks, Listeners
 from shoal.experiment.progress import Progress
 from shoal.experiment.replay_saves import REPLAY, start_replays, unsaved_note
@@ -23,7 +23,7 @@ from shoal.experiment.restoring import Restored, check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
 from shoal.experiment.tuning import advise_after
-from shoal.experiment.watching import stop_reason, take_snapshot, user_error
+from shoal.experiment.watching import learning_is_over, metrics_of, stop_reason, take_snapshot, user_error
 from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
 from shoal.program import Program, node_seed
@@ -125,6 +125,7 @@ class Experiment:
                 if self.resumed is None:
                     directory.write_config(self._record())  # whoever is killed from now on can go on
                 given: dict[str, Any] = {"ray_address": options.ray_address, "states": states}
+                self.progress.take_roles(program)
                 run = launch(program, options.runtime, seed=self._seed(), supervisor=supervisor, **given)
             except BaseException:
                 display.end()
@@ -249,14 +250,14 @@ class Experiment:
         checkpointer: Checkpointer,
         listeners: Listeners,
     ) -> StoppedBy:
-        metrics, progress = run.client(METRICS), self.progress
+        metrics, progress = metrics_of(run), self.progress
         begin, next_row = time.monotonic(), 0.0
 
         def describe() -> dict[str, Any]:
             return self._describe(directory)
 
         while True:
-            finished = run.finished(LEARNER)  # asked first: a learner that has finished has reported everything
+            finished = learning_is_over(run)  # asked first: who has finished has reported everything
             snapshot = take_snapshot(run, metrics, progress.evaluations)
             elapsed = time.monotonic() - begin
             if snapshot is None:
@@ -332,7 +333,7 @@ class Experiment:
         if self.told_waiting or progress.count("learner_steps") or seconds < WITHOUT_UPDATE:
             return
         self.told_waiting = True
-        why = Ending(run, Program(), display.note).waiting_for()
+        why = Ending(run, run.program, display.note).waiting_for()
         display.note(
             f"no update after {progress.train_seconds:.0f} s and {progress.count('env_steps'):,} steps"
             + (f": {why}" if why else "")

@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.program import Program
+from shoal.types import MAIN, Role
+
 WINDOW = 5.0  # seconds over which "now" is averaged
 LOST = ("updates", "items", "rows", "episodes")  # kinds of what is counted as lost
 STARTING = "starting"  # not part of the work
 WAITS = 0.15  # a node that waits for less than this part of its time is not held up
+
+
+Times = Mapping[str, Mapping[str, float]]  # node -> activity -> part of its time
 
 
 class Curve:
@@ -55,6 +61,7 @@ class Progress:
     best: float | None = None  # the highest return of an evaluation
     confirmed: dict[str, Any] | None = None  # the evaluation that reached the target
     restarts: int = 0
+    roles: dict[str, str] = field(default_factory=dict)  # of the program's nodes; what others have reported is past
     evaluated: Curve = field(default_factory=Curve)
     acted: Curve = field(default_factory=Curve)  # returns of the actors' episodes, one per report
     _history: collections.deque[tuple[float, dict[str, float]]] = field(default_factory=collections.deque)
@@ -80,7 +87,7 @@ class Progress:
         self.counts, self.values = snapshot["counts"], snapshot["values"]
         self.pass_time(elapsed)
         for node, report in snapshot["nodes"].items():
-            if report != self._last.get(node):
+            if report != self._last.get(node) and (not self.roles or node in self.roles):
                 self._last[node] = report
                 self._take_times(node, report["times"])
                 if "actor_return" in report["values"]:
@@ -140,8 +147,13 @@ class Progress:
             means[node] = {activity: total / whole for activity, total in totals.items()}
         return means
 
+    def take_roles(self, program: Program) -> None:
+        """The program's nodes, at the beginning and when others have come or gone."""
+        self.roles = roles_of(program)
+        self.times = {node: parts for node, parts in self.times.items() if node in self.roles}
+
     def bottleneck(self) -> str:
-        return bottleneck(self.mean_times())
+        return bottleneck(self.mean_times(), self.roles)
 
     def _take_rates(self, now: float) -> None:
         history = self._history
@@ -170,30 +182,42 @@ class Progress:
             recent[activity] = 0.7 * recent.get(activity, part / whole) + 0.3 * part / whole
 
 
-def by_role(times: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Nodes of one role together (`actor/0`, `actor/1`, … as "2 actors"), their times averaged."""
-    roles: dict[str, list[Mapping[str, float]]] = {}
+def roles_of(program: Program) -> dict[str, str]:
+    """What each node of a program is there for, as it is shown; of a policy that is not the only one, with its name."""
+    own = {node.name: "" if node.policy == MAIN else f"{node.policy} " for node in program.nodes.values()}
+    return {name: f"{policy}{program.nodes[name].role}" for name, policy in own.items()}
+
+
+def by_role(times: Times, roles: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Nodes of one role together, their times averaged."""
+    together: dict[str, list[Mapping[str, float]]] = {}
     for node, parts in times.items():
-        roles.setdefault(node.partition("/")[0], []).append(parts)
+        together.setdefault(roles.get(node, node), []).append(parts)
     merged = {}
-    for role, several in sorted(roles.items()):
+    for role, several in sorted(together.items()):
         activities = dict.fromkeys(activity for parts in several for activity in parts)
-        name = role if len(several) == 1 else f"{len(several)} {role}s"
-        merged[name] = {a: sum(parts.get(a, 0.0) for parts in several) / len(several) for a in activities}
+        merged[role] = {a: sum(parts.get(a, 0.0) for parts in several) / len(several) for a in activities}
     return merged
 
 
-def bottleneck(times: Mapping[str, Mapping[str, float]]) -> str:
+def titles(times: Times, roles: Mapping[str, str]) -> dict[str, str]:
+    """What the nodes of each role are called together: "2 actors"."""
+    counts = collections.Counter(roles.get(node, node) for node in times)
+    return {role: role if count == 1 else f"{count} {role}s" for role, count in counts.items()}
+
+
+def bottleneck(times: Times, roles: Mapping[str, str]) -> str:
     """Who keeps the others waiting, in one phrase: the role that waits least, when another waits a good deal."""
-    roles = by_role({node: parts for node, parts in times.items() if node != "evaluator"})
-    if len(roles) < 2:
+    called, shares = titles(times, roles), by_role(times, roles)
+    shares.pop(Role.EVALUATOR, None)  # nobody waits for it
+    if len(shares) < 2:
         return "not known"
-    waits = {role: {a: part for a, part in parts.items() if a.startswith("waiting")} for role, parts in roles.items()}
+    waits = {role: {a: part for a, part in parts.items() if a.startswith("waiting")} for role, parts in shares.items()}
     waiting = {role: sum(parts.values()) for role, parts in waits.items()}
     busiest, idlest = min(waiting, key=lambda role: waiting[role]), max(waiting, key=lambda role: waiting[role])
     if waiting[idlest] < WAITS:
         return "none: no node waits for another"
-    work = {activity: part for activity, part in roles[busiest].items() if activity not in waits[busiest]}
+    work = {activity: part for activity, part in shares[busiest].items() if activity not in waits[busiest]}
     most = max(work, key=lambda activity: work[activity], default="waiting")
     why = max(waits[idlest], key=lambda activity: waits[idlest][activity])
-    return f"{busiest}, mostly {most} ({idlest} {why} {waits[idlest][why]:.0%} of the time)"
+    return f"{called[busiest]}, mostly {most} ({called[idlest]} {why} {waits[idlest][why]:.0%} of the time)"

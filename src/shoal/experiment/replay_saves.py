@@ -13,25 +13,21 @@ from typing import Any
 
 from shoal.checkpoints import Checkpoint, DamagedCheckpoint
 from shoal.program import Program
-from shoal.replay import BadCheckpoint, MinSize, Replay, SamplesPerInsert
+from shoal.replay import BadCheckpoint
 from shoal.replay.checkpoint import manifest_name, verify
+from shoal.types import Role
 
 REPLAY = "replay"  # the folder, and what a checkpoint's meta calls the names of saves by node
 
 
 def replay_nodes(program: Program) -> list[str]:
     """The nodes that hold tables of any kind."""
-    return [name for name, node in program.nodes.items() if node.factory is Replay]
+    return [node.name for node in program.with_role(Role.REPLAY, Role.QUEUE)]
 
 
 def saving_nodes(program: Program) -> list[str]:
     """The nodes that hold tables of experience."""
-    return [
-        name
-        for name, node in program.nodes.items()
-        if node.factory is Replay
-        and all(isinstance(table.limiter, MinSize | SamplesPerInsert) for table in node.args[0])
-    ]
+    return [node.name for node in program.with_role(Role.REPLAY)]
 
 
 def unsaved_note(program: Program, runtime: str) -> str | None:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.experiment.ending import METRICS
-from shoal.experiment.replay_saves import folder_of
+from shoal.experiment.replay_saves import folder_of, replay_nodes
 from shoal.program import Program
-from shoal.replay import Replay
 from shoal.runtime import Supervisor
 from shoal.services.metrics import next_life
 
@@ -29,9 +28,8 @@ class Reviving:
 
     def attach(self, supervisor: Supervisor) -> None:
         supervisor.states[METRICS.name] = self._metrics
-        for name, node in self._program.nodes.items():
-            if node.factory is Replay:
-                supervisor.states[name] = partial(self._replay, name)
+        for name in replay_nodes(self._program):
+            supervisor.states[name] = partial(self._replay, name)
 
     def read(self, snapshot: Mapping[str, Any], evaluations: int) -> None:
         """The driver has read this of the metrics, and so many evaluations in all."""

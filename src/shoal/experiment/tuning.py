@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ import torch
 
 from shoal.config import option
 from shoal.envs import EnvSpec
-from shoal.experiment.progress import WAITS, Progress, by_role
+from shoal.experiment.progress import WAITS, Progress, Times, by_role
+from shoal.types import Role
 
 ALL_WAIT = 0.4  # of every node's time: then none of them is the cause
 QUICK = 3e-3  # seconds of an update, below which what it costs to begin one counts
@@ -41,18 +43,20 @@ class Advice:
 class Ran:
     """What there is to judge by."""
 
-    times: Mapping[str, Mapping[str, float]]  # node -> activity -> part of its time
+    times: Times
     cfg: Any
     runtime: str = "local"
     updates_per_second: float = 0.0
     cores: int = 0  # 0: this machine's
     gpu: bool = False
     env_waits: bool = False  # a step of the environment mostly waits for something else than this core
+    roles: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the nodes
 
     @property
     def free(self) -> float:
         """Cores that nobody has used, on average."""
-        working = (1.0 - waiting(parts) for node, parts in self.times.items() if node != "evaluator")
+        judge = Role.EVALUATOR
+        working = (1.0 - waiting(parts) for node, parts in self.times.items() if self.roles.get(node, node) != judge)
         return (self.cores or len(os.sched_getaffinity(0))) - sum(working)
 
     @property
@@ -77,6 +81,7 @@ def advise_after(progress: Progress, cfg: Any, env: EnvSpec, runtime: str) -> st
         cfg,
         runtime,
         updates_per_second=progress.count("learner_steps") / seconds if seconds else 0.0,
+        roles=progress.roles,
         gpu=torch.cuda.is_available(),
         env_waits=env.step_time[1] and env.vectorizer == "sync",
     )
@@ -90,20 +95,21 @@ def waiting(parts: Mapping[str, float]) -> float:
 
 def advise(ran: Ran) -> Advice | None:
     """None where no setting is known to help: nobody waits, or the machine is used up."""
-    roles = by_role({node: parts for node, parts in ran.times.items() if node != "evaluator"})
+    roles = by_role(ran.times, ran.roles)
+    roles.pop(Role.EVALUATOR, None)  # nobody waits for it
     waits = {role: waiting(parts) for role, parts in roles.items()}
     if len(roles) < 2 or max(waits.values()) < WAITS:
         return None
     if ran.runtime == "inline":
         return Advice("--runtime", "local", "inline", "inline lets one node work at a time, on one core")
-    if any(role.rstrip("s").endswith("worker") for role in roles):
+    if Role.WORKER in roles:
         return _workers(ran, roles)
     busiest = min(waits, key=lambda role: waits[role])
     if waits[busiest] >= ALL_WAIT and not _synchronous(roles):
         return _nobody(ran)
     work = {activity: part for activity, part in roles[busiest].items() if not activity.startswith("waiting")}
     most = max(work, key=lambda activity: work[activity], default="")
-    if busiest.startswith("learner") or busiest.endswith("learners"):
+    if busiest == Role.LEARNER:
         return _publishing(ran) if most == "publishing" else _learning(ran)
     if most == "weights":
         return _publishing(ran)
@@ -131,10 +137,9 @@ def _environment(ran: Ran) -> Advice | None:
 
 
 def _inference(ran: Ran, role: str) -> Advice | None:
-    central = role.startswith("inference") or role.endswith("inferences")
     if ran.gpu and ran.get("acting_device") == "cpu":
         return Advice("--acting-device", "cuda", "cpu", "the policy's network is the slow part")
-    if central:
+    if role == Role.INFERENCE:
         if (ran.get("inference_servers") or 1) < (ran.get("actors") or 1) and ran.free >= FREE:
             return ran.times_two("inference_servers", "the inference server is the slow part, and cores are idle")
         return _smaller_network(ran, "the inference server is the slow part")
@@ -217,8 +222,7 @@ def _nobody(ran: Ran) -> Advice | None:
 
 def _workers(ran: Ran, roles: Mapping[str, Mapping[str, float]]) -> Advice | None:
     """A3C: workers do everything; when they wait it is for the gradient service."""
-    workers = next(parts for role, parts in roles.items() if role.rstrip("s").endswith("worker"))
-    if waiting(workers) >= WAITS:
+    if waiting(roles[Role.WORKER]) >= WAITS:
         if (ran.get("actors") or 1) > 1 and ran.get("shards") is not None:
             return ran.times_two("shards", "workers wait for the gradient service: divide its parameters")
         return ran.times_two("unroll", "the worker waits for the gradient service: push larger gradients less often")

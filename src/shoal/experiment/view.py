@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from shoal.analysis.measures import key_measures, measures, packed
-from shoal.experiment.progress import Progress, by_role
+from shoal.experiment.progress import Progress, by_role, titles
 from shoal.runs.options import Result
 
 if TYPE_CHECKING:
@@ -207,8 +207,9 @@ def panel(title: str, progress: Progress) -> RenderableType:
     rows.add_column(ratio=1)
     for name, items in _facts(progress):
         rows.add_row(name, Fitted(partial(_packed_items, items)))
-    for name, parts in by_role(progress.times).items():
-        rows.add_row(name, Fitted(partial(_bar, parts)))
+    called = titles(progress.times, progress.roles)
+    for role, parts in by_role(progress.times, progress.roles).items():
+        rows.add_row(called[role], Fitted(partial(_bar, parts)))
     rows.add_row("bottleneck", Text(progress.bottleneck()))
     minutes, seconds = divmod(int(progress.elapsed), 60)
     return Panel(rows, title=title, title_align="left", subtitle=f"{minutes}:{seconds:02d}", subtitle_align="right")

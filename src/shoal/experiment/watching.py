@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.experiment.progress import Progress
-from shoal.program import NodeDied, futures
+from shoal.program import Handle, NodeDied, futures
 from shoal.runs.options import RunOptions, StoppedBy
 from shoal.runtime import Run, RunFailed
+from shoal.types import Role
 
 SOON, LATE = 0.005, 1.0  # seconds between two looks for an answer of the metrics, and after which it is not waited for
 START = 60.0  # seconds that a run whose time is limited may take to its first step
@@ -28,6 +29,17 @@ def stop_reason(options: RunOptions, progress: Progress, finished: bool, interru
     ):
         return "seconds"
     return None
+
+
+def metrics_of(run: Run) -> Any:
+    """A client of the metrics."""
+    return run.client(run.program.find(Role.METRICS))
+
+
+def learning_is_over(run: Run) -> bool:
+    """Whether the learners of all policies have made their updates; they have reported everything then."""
+    leaders = run.program.leaders()
+    return bool(leaders) and all(run.finished(Handle(leader.name)) for leader in leaders)
 
 
 def take_snapshot(run: Run, metrics: Any, evaluations_from: int) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
 from shoal.step import Step
 from shoal.sync import process_ends, sign_of_life
-from shoal.types import Columns
+from shoal.types import Columns, Role
 from shoal.versions import NONE, updates_between
 
 LOOK = 1.0  # seconds between two looks at whether what was sent is still there
@@ -97,6 +97,7 @@ Stage = Literal["acting", "sending", "sent", "refreshing"]  # of an actor's step
 class ActorLoop(RowLoop):
     """Acts with its own copy of the policy. One step is one block of rows: act, write down, send, take new weights."""
 
+    role = Role.ACTOR
     restart = True  # an actor holds nothing that others need
     spread = True  # over the machines of a cluster
 
@@ -241,6 +242,7 @@ class ActorLoop(RowLoop):
 class RemoteActorLoop(RowLoop):
     """Owns no network: sends observations to the inference server and does what it answers."""
 
+    role = Role.ACTOR
     restart = True
     spread = True
 

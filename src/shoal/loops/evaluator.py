@@ -19,7 +19,7 @@ from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import has_state, load_state, state_of
 from shoal.sync import Condition, monotonic, sign_of_life
-from shoal.types import Columns
+from shoal.types import Columns, Role
 from shoal.versions import NONE, number
 
 MOST_OF_TIME = 0.2  # that judging may take: long episodes are judged less often
@@ -54,6 +54,7 @@ class Evaluator(Loop):
     """One step is one evaluation of the newest weights. A mean that reaches the target is confirmed with the same
     weights on fresh episodes; only the confirmation counts, and with it the evaluator's work is done."""
 
+    role = Role.EVALUATOR
     restart = True
     spread = True
 

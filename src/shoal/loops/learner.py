@@ -26,7 +26,7 @@ from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import as_arrays, as_tensors, has_state
 from shoal.sync import sleep
-from shoal.types import Columns
+from shoal.types import Columns, Role
 from shoal.versions import NONE, make_version, number
 
 MAX_REFUSED = 10  # updates refused in a row before the run gives up
@@ -45,6 +45,7 @@ class LearnerLoop(Loop):
     snapshot, in a new generation.
     """
 
+    role = Role.LEARNER
     restart = True  # it goes on from its newest snapshot, which the weight service keeps
 
     def __init__(

@@ -24,14 +24,15 @@ from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.nets.building import make_actor_critic
 from shoal.optim import Peers
 from shoal.options import Acting, CentralInference, Experience, Learning, OffPolicy, OnPolicy, Proximal
-from shoal.program import Program, Resources
-from shoal.replay import Pattern, Prioritized, Replay, ShardedReplay, Table, Uniform, rollout
+from shoal.program import Group, Program, Resources
+from shoal.replay import MinSize, Pattern, Prioritized, Replay, SamplesPerInsert, ShardedReplay, Table, Uniform, rollout
 from shoal.replay.patterns import stacked
 from shoal.services.gradients import GradientServer
-from shoal.services.group import Group
+from shoal.services.group import Group as Meeting
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
+from shoal.types import MAIN, Role
 
 TRIM_EVERY = 100  # updates after which a table is cut down to its soft capacity (Horgan 2018)
 
@@ -91,6 +92,7 @@ class ReplayHandles:
 class ReplayFrontend(ShardedReplay):
     """One service that speaks for several, so that batches of all of them can be asked for ahead of time."""
 
+    role = Role.FRONT
     restart = True  # it holds nothing
 
     def close(self) -> None:
@@ -104,26 +106,43 @@ class Wiring(Generic[C]):
     `policy(cfg, env, seed, greedy)`.
     """
 
-    def __init__(self, cfg: C, env: EnvSpec, settings: Settings) -> None:
+    def __init__(
+        self, cfg: C, env: EnvSpec, settings: Settings, *, policy: str = MAIN, beside: Wiring[Any] | None = None
+    ) -> None:
+        """With `beside`, a further policy in the program of another wiring: it has its own learners, weights and
+        tables, whose names begin with the policy's, and shares the metrics."""
         validate(cfg)
-        self.program = Program()
-        self.cfg, self.env, self.settings = cfg, env, settings
-        self.metrics = self.program.add("metrics", Metrics, max_steps=settings.max_steps)
-        self.weights = self.program.add("weights", WeightStore)
+        self.cfg, self.env, self.settings, self.policy = cfg, env, settings, policy
+        if beside is None:
+            self.program = Program()
+            self.metrics = self.program.add("metrics", Metrics, max_steps=settings.max_steps)
+        else:
+            self.program, self.metrics = beside.program, beside.metrics
+        self.weights = self.group("weights").add(self.name("weights"), WeightStore)
+
+    def name(self, stem: str) -> str:
+        """What a node, or a group, of this policy is called."""
+        return stem if self.policy == MAIN else f"{self.policy}/{stem}"
+
+    def group(self, stem: str, role: Role | None = None) -> Group:
+        """Where nodes of this policy are added."""
+        return self.program.group(self.name(stem), role, self.policy)
 
     # ---- replay
 
     def add_replay(self, table: Table, shards: int = 1) -> ReplayHandles:
         """`replay`, and with several shards `replay/0`, `replay/1`, …, which share the table's capacity."""
-        program = self.program
+        program, name = self.program, self.name("replay")
+        replays = self.group("replay", Role.REPLAY if _keeps(table) else Role.QUEUE)
         if shards == 1:
-            replay = program.add("replay", Replay, [table])
-            program.place("replay", restart=True)  # it comes back empty, and its writers begin again
+            replay = replays.add(name, Replay, [table])
+            program.place(name, restart=True)  # it comes back empty, and its writers begin again
             return ReplayHandles(table.name, replay, [replay])
         share = share_of(table, shards)
-        parts = [program.add(f"replay/{index}", Replay, [share], seed=index) for index in range(shards)]
-        program.place("replay/*", restart=True)  # a lost one costs its own items
-        return ReplayHandles(table.name, cast(Replay, program.add("replay", ReplayFrontend, parts)), parts)
+        parts = [replays.add(f"{name}/{index}", Replay, [share], seed=index) for index in range(shards)]
+        program.place(f"{name}/*", restart=True)  # a lost one costs its own items
+        front = self.group("front").add(name, ReplayFrontend, parts)
+        return ReplayHandles(table.name, cast(Replay, front), parts)
 
     def add_experience(self, table: str, block: int) -> ReplayHandles:
         """The replay of an algorithm that samples its items again and again (`shoal.options.Experience`); actors bring
@@ -156,12 +175,14 @@ class Wiring(Generic[C]):
         policy = partial(make_policy, cfg, self.env)
         build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         patterns = {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)}
-        first_environments = {f"actor/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)}
+        first_environments = {
+            f"{self.name('actor')}/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)
+        }
         if isinstance(cfg, CentralInference) and cfg.inference == "central":
             self._add_remote_actors(cfg, build, policy, writes, patterns, rows, first_environments)
             return
         for name, first_environment in first_environments.items():
-            self.program.add(
+            self.group("actors").add(
                 name,
                 ActorLoop,
                 build,
@@ -174,7 +195,7 @@ class Wiring(Generic[C]):
                 synchronous=synchronous,
                 first_environment=first_environment,
             )
-        self.place("actor/*", cfg.acting_device, share=cfg.actors)
+        self.place(f"{self.name('actor')}/*", cfg.acting_device, share=cfg.actors)
 
     def _add_remote_actors(
         self,
@@ -189,8 +210,8 @@ class Wiring(Generic[C]):
         cfg = self.cfg
         count, limit = min(inference.inference_servers, cfg.actors), inference.inference_batch
         servers = [
-            self.program.add(
-                f"inference/{index}",
+            self.group("inference").add(
+                f"{self.name('inference')}/{index}",
                 InferenceServer,
                 policy,
                 patterns,
@@ -206,8 +227,8 @@ class Wiring(Generic[C]):
             for index in range(count)
         ]
         for index, name in enumerate(first_environments):
-            self.program.add(name, RemoteActorLoop, build, rows, servers[index % count], self.metrics)
-        self.place("inference/*", cfg.acting_device, share=count)
+            self.group("actors").add(name, RemoteActorLoop, build, rows, servers[index % count], self.metrics)
+        self.place(f"{self.name('inference')}/*", cfg.acting_device, share=count)
 
     # ---- learners
 
@@ -220,16 +241,17 @@ class Wiring(Generic[C]):
         **options: Any,  # of LearnerLoop
     ) -> None:
         """`learner`, and with several `learner/1`, `learner/2`, …: each takes its share of every batch."""
-        learning, program = _with(Learning, self.cfg), self.program
+        learning = _with(Learning, self.cfg)
         count, learner = learning.learners, partial(make_learner, self.cfg, self.env)
         if batch < count:
             raise UserError(
                 f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items."
             )
-        group = program.add("group", Group, count) if count > 1 else None
+        meeting = self.group("peers").add(self.name("group"), Meeting, count) if count > 1 else None
+        learners, name = self.group("learners"), self.name("learner")
         for rank in range(count):
-            program.add(
-                "learner" if rank == 0 else f"learner/{rank}",
+            learners.add(
+                name if rank == 0 else f"{name}/{rank}",
                 LearnerLoop,
                 learner,
                 reads.table,
@@ -241,26 +263,27 @@ class Wiring(Generic[C]):
                 device=learning.device,
                 max_updates=self.settings.max_updates,
                 frozen=self.settings.frozen,
-                group=group,
+                group=meeting,
                 rank=rank,
                 learners=count,
                 **reads.learning,
                 **options,
             )
-        self.place("learner*", learning.device, threads=learning.learner_threads)
+        self.place(f"{name}*", learning.device, threads=learning.learner_threads)
 
     # ---- acting and learning in one node, around a gradient service
 
     def add_gradient_servers(self, shards: int, **options: Any) -> list[GradientServer]:
         """`gradients`, or with several shards `gradients/0`, …, among which the parameters are divided."""
-        names = [f"gradients/{index}" for index in range(shards)] if shards > 1 else ["gradients"]
+        name, services = self.name("gradients"), self.group("gradients")
+        names = [f"{name}/{index}" for index in range(shards)] if shards > 1 else [name]
         options |= {"max_steps": self.settings.max_updates, "snapshots": self.weights}
-        return [self.program.add(name, GradientServer, **options) for name in names]
+        return [services.add(name, GradientServer, **options) for name in names]
 
     def add_publisher(self, make_network: MakeNetwork[C], servers: list[GradientServer], *, publish_every: int) -> None:
         """`learner`: it starts the gradient service and publishes what it has."""
-        self.program.add(
-            "learner",
+        self.group("learners").add(
+            self.name("learner"),
             Publisher,
             partial(make_network, self.cfg, self.env),
             servers,
@@ -276,8 +299,8 @@ class Wiring(Generic[C]):
         build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         worker = partial(make_worker, cfg, self.env)
         for index in range(cfg.actors):
-            self.program.add(
-                f"worker/{index}",
+            self.group("actors").add(
+                f"{self.name('worker')}/{index}",
                 WorkerLoop,
                 build,
                 worker,
@@ -288,7 +311,7 @@ class Wiring(Generic[C]):
                 device=cfg.acting_device,
                 frozen=self.settings.frozen,
             )
-        self.place("worker/*", cfg.acting_device, share=cfg.actors)
+        self.place(f"{self.name('worker')}/*", cfg.acting_device, share=cfg.actors)
 
     # ---- the judge
 
@@ -302,8 +325,8 @@ class Wiring(Generic[C]):
         policy = partial(make_policy, cfg, self.env, greedy=True)
         films, drawn = settings.films, self.env.for_evaluation()
         filming = None if films is None else partial(Filming, films, drawn, policy)
-        self.program.add(
-            "evaluator",
+        self.group("evaluators").add(
+            self.name("evaluator"),
             Evaluator,
             build,
             policy,
@@ -315,7 +338,7 @@ class Wiring(Generic[C]):
             note=self.env.evaluation_note,
             filming=filming,
         )
-        self.place("evaluator", cfg.acting_device, share=cfg.actors)
+        self.place(self.name("evaluator"), cfg.acting_device, share=cfg.actors)
 
     # ---- machines
 
@@ -376,6 +399,11 @@ def _with(group: type[G], cfg: Acting) -> G:
     if not isinstance(cfg, group):
         raise TypeError(f"{type(cfg).__module__}.{type(cfg).__qualname__} lacks the options of {group.__qualname__}")
     return cfg
+
+
+def _keeps(table: Table) -> bool:
+    """Whether items are sampled again and again; a queue's, or a round's, are learned from once."""
+    return isinstance(table.limiter, MinSize | SamplesPerInsert)
 
 
 def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:

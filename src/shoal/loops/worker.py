@@ -27,7 +27,7 @@ from shoal.services.metrics import LASTING, Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import as_arrays, as_tensors, has_state, load_state, state_of
 from shoal.sync import monotonic
-from shoal.types import Columns
+from shoal.types import Columns, Role
 from shoal.versions import make_version
 
 COUNTS = {  # what is reported, and what the gradient service calls it
@@ -57,6 +57,7 @@ class Worker(Protocol):
 class WorkerLoop(RowLoop):
     """One step is one block of rows: act, learn from them, go on with the weights that come back."""
 
+    role = Role.WORKER
     restart = True  # with a worker only the gradient it was working on is lost
     spread = True
 
@@ -161,6 +162,7 @@ class Publisher(Loop):
     weight service keep the states of the gradient service, for when that is lost.
     """
 
+    role = Role.PUBLISHER
     restart = True  # it holds nothing: what it counts is counted by the service
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.types import Array
+from shoal.types import Array, Role
 
 from .. import sync
 from . import checkpoint
@@ -43,6 +43,7 @@ class Replay:
     reproducible.
     """
 
+    role = Role.REPLAY
     in_turns = True  # callers are served one at a time, but for large copies: see decisions 0010 and 0011
 
     def __init__(

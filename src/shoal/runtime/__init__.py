@@ -15,6 +15,7 @@ RUNTIMES = ("inline", "local", "ray")
 class Run(Protocol):
     """A running program. Leaving its context ends every node."""
 
+    program: Program
     supervisor: Supervisor
 
     def client(self, handle: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from shoal.program import Capabilities, Context, Node, Program, node_seed
+from shoal.program import Capabilities, Context, Members, Node, Program, node_seed
 from shoal.runtime.supervise import FIRST_BACKOFF, Hang, RunFailed, Supervisor
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
@@ -99,6 +99,7 @@ class Supervision:
         self._replaced: dict[str, str] = {}  # nodes that were killed, and why
         self._lived = 0.0  # the clock of hangs: stands still while this process does
         self._looked = clock()
+        self._members = program.members()
         self._thread, self._ticking = threading.get_ident(), False
         self._over = False  # somebody was lost without whom the run cannot go on
 
@@ -167,7 +168,8 @@ class Supervision:
         if restarts:
             node = replace(node, start=self.supervisor.states.get(node.name, lambda: None)())
         seed = node_seed(self._seed, node.name, restarts)
-        self._nodes.start(node, Context(node.name, seed, restarts, runtime=self._nodes.capabilities))
+        context = Context(node.name, seed, restarts, runtime=self._nodes.capabilities, policy=node.policy)
+        self._nodes.start(node, replace(context, members=self._members.get(node.name, Members())))
         self.supervisor.started(node.name)
 
     # ---- losing

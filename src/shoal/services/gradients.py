@@ -25,6 +25,7 @@ from shoal.retry import retry
 from shoal.services.weights import WeightStore
 from shoal.state import as_arrays
 from shoal.sync import Condition
+from shoal.types import Role
 from shoal.versions import NONE
 
 FlatArray = npt.NDArray[np.float32]
@@ -56,6 +57,7 @@ class GradientServer:
     the parameters of the first client that finds it without any.
     """
 
+    role = Role.GRADIENTS
     restart = True
 
     def __init__(

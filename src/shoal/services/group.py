@@ -28,7 +28,7 @@ from torch import Tensor
 
 from shoal import sync
 from shoal.program import NodeDied, current
-from shoal.types import Array
+from shoal.types import Array, Role
 
 Address = tuple[str, int]
 
@@ -45,6 +45,7 @@ class PeerLost(NodeDied):
 class Group:
     """The learners of a run. `size` of them, numbered from 0, call `join`; rank 0 then says where to connect."""
 
+    role = Role.PEERS
     restart = True  # whoever is connected needs it no longer
 
     def __init__(self, size: int) -> None:

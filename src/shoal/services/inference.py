@@ -23,7 +23,7 @@ from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.step import Step
 from shoal.sync import Condition, monotonic
-from shoal.types import Array
+from shoal.types import Array, Role
 from shoal.versions import NONE, updates_between
 
 IDLE = 0.5  # seconds after which a server without requests looks for new weights and the end of the run
@@ -48,6 +48,7 @@ class Replaced(RuntimeError):
 class InferenceServer:
     """`act` is called by actors and waits for its answer; one `step` gathers requests and answers them together."""
 
+    role = Role.INFERENCE
     restart = True  # with its slots the open blocks are lost: its actors begin new lives, and streams
 
     def __init__(

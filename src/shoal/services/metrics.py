@@ -12,6 +12,7 @@ from typing import Any
 from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.retry import retry
 from shoal.sync import Condition, monotonic
+from shoal.types import Role
 
 KEPT = 1000  # evaluations, at least
 LASTING = -1  # the life of what counts on when a run goes on: it tells what it has counted in all of them
@@ -24,6 +25,7 @@ class Metrics:
     changes nothing, and a service that was lost itself hears everything again from those who live.
     """
 
+    role = Role.METRICS
     restart = True  # the driver has what it last said, and the nodes what they have counted
 
     def __init__(self, max_steps: int | None = None) -> None:  # that all environments together may make

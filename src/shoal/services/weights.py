@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.program import futures
 from shoal.sync import Condition
-from shoal.types import Arrays, Columns
+from shoal.types import Arrays, Columns, Role
 from shoal.versions import NONE, number
 
 
@@ -161,6 +161,7 @@ class SharedWeights:
 class WeightStore:
     """The newest weights and their version."""
 
+    role = Role.WEIGHTS
     restart = True  # what is shared survives it, and the learner brings the rest (`loops/keeper.py`)
 
     if platform.machine() in ("x86_64", "AMD64"):

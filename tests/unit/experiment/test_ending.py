@@ -16,6 +16,7 @@ from shoal.experiment import ending
 from shoal.experiment.ending import Ending, Interrupts
 from shoal.program import NodeDied, Program
 from shoal.runtime.supervise import Supervisor
+from shoal.types import Role
 
 NEWEST, CONFIRMED = {"w": np.zeros(2)}, {"w": np.ones(2)}
 
@@ -95,10 +96,10 @@ class Service:
 
 def program(*loops: str) -> Program:
     made = Program()
-    for name in ("metrics", "weights"):
-        made.add(name, Service)
+    for name in ("metrics", "weights", "replay"):
+        made.group(name, Role(name)).add(name, Service)
     for name in loops:
-        made.add(name, Loop)
+        made.group(name, Role(name)).add(name, Loop)
     return made
 
 

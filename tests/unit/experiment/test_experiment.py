@@ -143,7 +143,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, metrics: Any = None, tick: float = 0.25) -> None:
         self.metrics, self.now, self.tick_seconds = metrics or Metrics(), 50.0, tick
-        self.supervisor = Supervisor()
+        self.supervisor, self.program = Supervisor(), impala.program(CFG, describe_env(CFG), Settings())
         self.ticks: list[tuple[float, int]] = []
         self.stop_at = 1e9
         self.stop = False
@@ -242,7 +242,7 @@ def test_what_breaks_because_the_user_has_ended_everything_is_no_failure(monkeyp
 
 def test_why_nothing_is_learned_is_said_once_and_only_where_nothing_is() -> None:
     class Gone:
-        supervisor = Supervisor()
+        supervisor, program = Supervisor(), impala.program(CFG, describe_env(CFG), Settings())
 
         def client(self, handle: Any) -> Any:
             raise NodeDied(handle.name)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shoal.bench.throughput import Counter
 from shoal.experiment import view
-from shoal.experiment.progress import Curve, Progress, bottleneck, by_role
+from shoal.experiment.progress import Curve, Progress, bottleneck, by_role, titles
 
 
 def snapshot(steps: int, updates: int = 0, **more: Any) -> dict[str, Any]:
@@ -71,7 +71,9 @@ def test_a_report_that_is_seen_twice_counts_once() -> None:
 
 def test_nodes_of_one_role_are_shown_together() -> None:
     times = {"actor/0": {"environment": 1.0}, "actor/1": {"environment": 0.5, "inference": 0.5}, "learner": {}}
-    assert by_role(times) == {"2 actors": {"environment": 0.75, "inference": 0.25}, "learner": {}}
+    roles = {"actor/0": "actor", "actor/1": "actor", "learner": "learner"}
+    assert by_role(times, roles) == {"actor": {"environment": 0.75, "inference": 0.25}, "learner": {}}
+    assert titles(times, roles) == {"actor": "2 actors", "learner": "learner"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_the_bottleneck_is_who_waits_least(actor_waits: float, learner_waits: fl
     }
     if actor_waits == 0.6:
         times["actor/0"] = {"environment": 0.2, "inference": 0.2, "waiting to insert": 0.6}
-    assert bottleneck(times) == expected
+    assert bottleneck(times, {"actor/0": "actor"}) == expected
 
 
 def test_a_sparkline_spans_from_the_lowest_to_the_highest() -> None:

@@ -11,6 +11,7 @@ from shoal.algorithms import a3c, apex_dqn, impala, ppo
 from shoal.experiment.tuning import Ran, advise
 
 BUSY, IDLE = 0.95, 0.05
+ROLES = {"actor/0": "actor", "actor/1": "actor", "inference/0": "inference", "worker/0": "worker", "worker/1": "worker"}
 PLAIN = impala.Config(envs_per_actor=16, batch=32)
 
 
@@ -95,7 +96,7 @@ CASES = {
 
 
 def ran(case: Case) -> Ran:
-    plain = Ran(case.times, case.cfg, updates_per_second=case.updates, cores=case.cores)
+    plain = Ran(case.times, case.cfg, roles=ROLES, updates_per_second=case.updates, cores=case.cores)
     return replace(plain, **dict(case.more))
 
 
@@ -129,11 +130,11 @@ def test_what_is_advised_is_a_field_of_the_config_and_says_what_it_is_now(name: 
     ids=["nobody waits", "one node", "workers that use all cores", "a small network that no thread would help"],
 )
 def test_where_no_setting_helps_none_is_named(times: dict[str, dict[str, float]]) -> None:
-    assert advise(Ran(times, impala.Config(), cores=2)) is None
+    assert advise(Ran(times, impala.Config(), roles=ROLES, cores=2)) is None
 
 
 def test_the_evaluator_is_not_part_of_what_a_run_waits_for() -> None:
     times = SLOW_ENVIRONMENT | {"evaluator": {"waiting": 0.99, "evaluating": 0.01}}
-    assert str(advise(Ran(times, impala.Config(), cores=8))) == str(
-        advise(Ran(SLOW_ENVIRONMENT, impala.Config(), cores=8))
+    assert str(advise(Ran(times, impala.Config(), roles=ROLES, cores=8))) == str(
+        advise(Ran(SLOW_ENVIRONMENT, impala.Config(), roles=ROLES, cores=8))
     )

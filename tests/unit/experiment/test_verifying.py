@@ -16,6 +16,7 @@ from shoal.experiment import verifying
 from shoal.experiment.bitwise import _same, _unequal, cannot_be_saved, checkpoints_by_updates, differences
 from shoal.experiment.verifying import Verdict, _judge, verify
 from shoal.program import Program
+from shoal.types import Role
 
 ENVS = {
     "vector": [{"class": "CartPoleEnv", "plain": {"state": np.zeros(4)}, "generators": {"_np_random": {"state": 1}}}]
@@ -44,6 +45,13 @@ CHANGES = {
 }
 
 
+def program() -> Program:
+    made = Program()
+    for name, role in (("actor/0", Role.ACTOR), ("learner", Role.LEARNER), ("metrics", Role.METRICS)):
+        made.group(name, role).add(name, object)
+    return made
+
+
 def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: copied(part) for name, part in value.items()}
@@ -67,7 +75,7 @@ def saved(folder: Path, states: dict[str, Any]) -> Checkpoint:
 
 def words(tmp_path: Path, other: dict[str, Any]) -> list[str]:
     one, two = saved(tmp_path / "a", STATES), saved(tmp_path / "b", other)
-    return [difference.words for difference in differences(one, two, (tmp_path / "a", tmp_path / "b"), Program())]
+    return [difference.words for difference in differences(one, two, (tmp_path / "a", tmp_path / "b"), program())]
 
 
 @pytest.mark.parametrize("said", CHANGES)
@@ -107,7 +115,7 @@ def test_a_part_that_one_run_alone_has_is_a_difference(tmp_path: Path) -> None:
     assert words(tmp_path, more) == ["mine: "]
     assert [
         one.words
-        for one in differences(saved(tmp_path / "c", more), saved(tmp_path / "d", STATES), (tmp_path,) * 2, Program())
+        for one in differences(saved(tmp_path / "c", more), saved(tmp_path / "d", STATES), (tmp_path,) * 2, program())
     ] == ["mine: "]
 
 
@@ -124,7 +132,7 @@ def judged(tmp_path: Path, others: dict[int, dict[str, Any]], returns: float = 5
             Checkpoints(tmp_path / name / "checkpoints", 9).save(states, {"updates": updates})
         (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"kind": "evaluation", "eval_return": value}) + "\n")
     verdict = Verdict("impala", "CartPole-v1", 0, 30, 15, True, {})
-    return _judge(verdict, (tmp_path / "straight", tmp_path / "resumed"), Program())
+    return _judge(verdict, (tmp_path / "straight", tmp_path / "resumed"), program())
 
 
 def test_two_runs_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
