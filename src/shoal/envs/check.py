@@ -188,11 +188,17 @@ def reset_result(environment: str, result: Any) -> tuple[Any, Mapping[str, Any]]
     return observation, info if isinstance(info, Mapping) else {}
 
 
+def rows_not_finite(array: Array) -> dict[int, str]:
+    """Where the rows [B, ...] hold NaN or infinity, as float32: 'is nan at [1]', of each the first."""
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(array.astype(np.float32))
+    found: dict[int, str] = {}
+    for number, *place in np.argwhere(bad).tolist():
+        found.setdefault(number, f"is {array[(number, *place)]}" + (f" at {place}" if place else ""))
+    return found
+
+
 def refuse_what_is_not_finite(array: Array, environment: str, name: str) -> None:
     """Raise for the first NaN or infinity; nothing happens when there is none."""
-    bad = ~np.isfinite(array)
-    if not bad.any():
-        return
-    place = tuple(int(i) for i in np.argwhere(bad)[0])
-    within = f" at {list(place[1:])}" if len(place) > 1 else ""
-    raise EnvFault(f"{environment}: '{name}' of environment number {place[0]} is {array[place]}{within}.")
+    for number, what in rows_not_finite(array).items():
+        raise EnvFault(f"{environment}: '{name}' of environment number {number} {what}.")

@@ -35,6 +35,7 @@ def make(
     limit: int | None = None,
     stack: int = 0,
     timeout: float = 0.0,
+    replaces: bool = False,
 ) -> Envs:
     """`count` environments: of an `EnvSpec`, of a Gymnasium id, or of the user's factory or its name `module:factory`.
 
@@ -44,7 +45,9 @@ def make(
     "async" gives each a process; "auto" is native where there is one, else sync. `limit` truncates episodes after so
     many steps. `stack` is the number of frames that make up what a policy sees of an image (`Envs.stacks`); 0: what is
     usual, 4 for Atari and else 1. In processes of their own, environments that take longer for a step than `timeout`
-    seconds are replaced; 0: however long it takes. What an `EnvSpec` says of these holds where nothing else is given.
+    seconds are replaced; 0: however long it takes. Where it `replaces`, so is one that raises or gives what it may not,
+    and its episode is truncated (`Envs.losses`); else that is an `EnvFault` of all, as it always is of a vector that
+    steps its environments itself. What an `EnvSpec` says of these holds where nothing else is given.
     """
     if isinstance(env, EnvSpec):
         names.know(env.registered)
@@ -55,6 +58,8 @@ def make(
     in_the_vector = isinstance(vector, InProcess | SubProcesses | atari.NativeGames)
     if isinstance(vector, SubProcesses):
         vector.timeout = timeout
+    if isinstance(vector, InProcess | SubProcesses):
+        vector.replaces = replaces
     stack = stack or usual_stack(env, options or {})
     return Envs(vector, name_of(env), seed, None if in_the_vector else limit, stack)
 

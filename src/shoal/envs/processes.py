@@ -22,11 +22,10 @@ from shoal import tree
 from shoal.envs.faults import EnvFault, what_was_raised
 from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, REPLACED, RESET_REWARD
 from shoal.envs.state import NoState
-from shoal.envs.vectorizers import InProcess, MakeOne, spread
+from shoal.envs.vectorizers import InProcess, Losses, MakeOne, fault_of, not_finite, spread
 from shoal.errors import UserError
 from shoal.types import Array
 
-IN_A_ROW = 3  # replacements of one environment without a step between them, before its fault is the actor's
 LOOK_FOR_PARENT = 1.0  # seconds
 REFUSED = "refused"  # an answer: the environment goes on
 _RAISED: dict[str, type[Exception]] = {
@@ -41,14 +40,16 @@ class Lost(Exception):
 
 class SubProcesses:
     """A vector of environments, each in its own process. A step that takes longer than `timeout` seconds (0: no limit)
-    or ends the process costs that environment's episode: a new one takes its place."""
+    or ends the process costs that environment's episode: a new one takes its place. So does, where it `replaces`, one
+    that raises or gives what it may not."""
 
     def __init__(self, makers: Sequence[MakeOne], environment: str) -> None:
         self.timeout = 0.0
         self.num_envs = len(makers)
+        self.replaces = False
         self._makers, self._environment = list(makers), environment
-        self._failures = [0] * self.num_envs  # of each, since its last good step
-        self.losses: list[str] = []  # sentences, since somebody took them
+        self._losses = Losses(environment)
+        self.losses = self._losses.told
         self._processes: list[_Process] = []
         try:
             self._processes = [_Process(make, environment) for make in self._makers]
@@ -70,29 +71,33 @@ class SubProcesses:
         seeds: list[int | None] = [None] * self.num_envs if seed is None else [*spread(seed, self.num_envs)]
         for process, each in zip(self._processes, seeds):
             process.ask("reset", each)
-        answers = self._answers(None)
+        answers = self._answers(None, self.replaces)
         for number in range(self.num_envs):
             if answers[number] is None:
                 answers[number] = self._replace(number)
-        return _gathered([answer[0] for answer in answers]), {}
+        self._replace_what_is_not_finite(answers, np.zeros(self.num_envs, np.float32))
+        return _gathered(answers), {}
 
     def step(self, actions: Array, /) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         for process, action in zip(self._processes, actions):
             process.ask("step", action)
-        answers = self._answers(self.timeout or None)
+        answers = self._answers(self.timeout or None, self.replaces)
         reward, ends = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), np.bool_)
         infos: dict[str, Any] = {}
+        replaced = [number for number, answer in enumerate(answers) if answer is None]
         for number, answer in enumerate(answers):
             if answer is None:
                 answers[number] = self._replace(number)
-                infos.setdefault(REPLACED, np.zeros(self.num_envs, np.bool_))[number] = True
                 continue
-            self._failures[number] = 0
             _, (reward[number],), (ends[0, number],), (ends[1, number],), info = answer
             for name in (LIFE_LOST, RESET_REWARD, ENDED_AT_RESET):
                 if name in info:
                     infos.setdefault(name, np.zeros(self.num_envs, info[name].dtype))[number] = info[name][0]
-        return _gathered([answer[0] for answer in answers]), reward, ends[0], ends[1], infos
+        replaced += self._replace_what_is_not_finite(answers, reward)
+        if replaced:
+            infos[REPLACED] = np.isin(np.arange(self.num_envs), replaced)
+        self._losses.stepped(infos.get(REPLACED))
+        return _gathered(answers), reward, ends[0], ends[1], infos
 
     def state_dict(self) -> dict[str, Any]:
         for process in self._processes:
@@ -111,8 +116,9 @@ class SubProcesses:
         for process in self._processes:
             process.end(max(0.0, deadline - time.monotonic()))
 
-    def _answers(self, timeout: float | None) -> list[Any]:
-        """One of each; None of those that were lost. What an environment raised is raised when all have answered."""
+    def _answers(self, timeout: float | None, replaces: bool) -> list[Any]:
+        """One of each; None of those that were lost. What an environment raised is raised when all have answered, or is
+        a loss, too, where it `replaces`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = {process.connection: number for number, process in enumerate(self._processes)}
         answers: list[Any] = [None] * self.num_envs
@@ -131,18 +137,17 @@ class SubProcesses:
                 except Lost as lost:
                     self._lose(number, str(lost))
                 except Exception as error:
-                    raised = raised or error
+                    if replaces and isinstance(error, EnvFault):
+                        self._lose(number, fault_of(error, self._environment))
+                    else:
+                        raised = raised or error
         if raised is not None:
             raise raised
         return answers
 
     def _lose(self, number: int, why: str) -> None:
         self._processes[number].end(0.0)
-        self._failures[number] += 1
-        said = f"{self._environment}: environment number {number} {why}"
-        if self._failures[number] > IN_A_ROW:
-            raise EnvFault(f"{said}, {self._failures[number]} times in a row.")
-        self.losses.append(f"{said}; it was replaced and its episode truncated")
+        self._losses.add(number, why)
 
     def _replace(self, number: int) -> Any:
         """The first row of a new environment in the place of one that was lost."""
@@ -154,18 +159,33 @@ class SubProcesses:
                 return process.answer()
             except Lost as lost:
                 self._lose(number, f"{lost} when it began anew")
+            except EnvFault as fault:
+                if not self.replaces:
+                    raise
+                self._lose(number, f"{fault_of(fault, self._environment)}, when it began anew")
+
+    def _replace_what_is_not_finite(self, answers: list[Any], reward: Array) -> list[int]:
+        """The numbers of those whose rows were; their first rows take the place."""
+        replaced: list[int] = []
+        while self.replaces and (faults := not_finite(tree.flatten(_gathered(answers), "observation"), reward)):
+            for number, fault in faults.items():
+                self._lose(number, fault_of(fault, self._environment))
+                answers[number], reward[number] = self._replace(number), 0.0
+                replaced.append(number)
+        return replaced
 
     def _all_answers(self) -> list[Any]:
         """Of what is not a step: nobody is replaced for it."""
         before = len(self.losses)
-        answers = self._answers(None)
+        answers = self._answers(None, replaces=False)
         if len(self.losses) > before:
             raise EnvFault(self.losses.pop())
         return answers
 
 
-def _gathered(observations: list[Any]) -> Any:
-    return tree.map(lambda *rows: np.concatenate(rows), *observations)
+def _gathered(answers: list[Any]) -> Any:
+    """The observations, with which each answer begins."""
+    return tree.map(lambda *rows: np.concatenate(rows), *(answer[0] for answer in answers))
 
 
 class _Process:

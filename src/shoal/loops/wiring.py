@@ -409,7 +409,7 @@ def _keeps(table: Table) -> bool:
 def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs:
     """With "auto", the environment's own vectorizer: what was chosen when it was described."""
     chosen = None if vectorizer == "auto" else cast(envs.Vectorizer, vectorizer)
-    return envs.make(env, count, seed=seed, vectorizer=chosen)
+    return envs.make(env, count, seed=seed, vectorizer=chosen, replaces=True)
 
 
 def _whole_requests(environments: int, actors: int, limit: int) -> int:
