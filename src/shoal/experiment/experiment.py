@@ -58,10 +58,12 @@ class Experiment:
         self.threshold = options.with_threshold(env.reward_threshold) is not options
         self.options = options.with_threshold(env.reward_threshold)
         self.started = started  # on the monotonic clock
-        self.progress = Progress(target=self.options.stop_return, stops=self.options.stops())
+        self.progress = Progress(
+            target=self.options.stop_return, stops=self.options.stops(), environments=cfg.actors * cfg.envs_per_actor
+        )
         self.first_update: float | None = None
         self.notes = 0  # that were told
-        self.told_waiting = False
+        self.told_waiting = self.told_losses = False
         self.callbacks = Callbacks()
         self.resumed = resumed
         self.on_saved: Callable[[int], None] = lambda updates: None  # told of every checkpoint: its updates
@@ -301,6 +303,9 @@ class Experiment:
         for note in snapshot["notes"][self.notes :]:
             self._tell(note, directory, display)
         self.notes = len(snapshot["notes"])
+        if not self.told_losses and (said := progress.too_many_lost()) is not None:
+            self.told_losses = True
+            self._tell(said, directory, display)
         self.reviving.read(snapshot, progress.evaluations)
         self.first_update = snapshot["first_update"]
 
@@ -393,6 +398,9 @@ class Experiment:
             seconds_to_target=None if confirmed is None else round(confirmed["seconds"], 3),
             restarts=sum(supervisor.restarts.values()),
             lost=progress.lost(),
+            lost_environments=progress.count("lost_environments"),
+            lost_share=progress.lost_share(),
+            too_many_lost=progress.too_many_lost(),
             run_dir=str(directory.path),
             stopped_by=stopped_by,
             target=options.stop_return,

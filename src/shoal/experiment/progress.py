@@ -13,6 +13,8 @@ from shoal.types import MAIN, Role
 WINDOW = 5.0  # seconds over which "now" is averaged
 LOST = ("updates", "items", "rows", "episodes")  # kinds of what is counted as lost
 STARTING = "starting"  # not part of the work
+MANY_LOST, LOST_SHARE = 10, 0.2  # environments, and the part of the episodes that ended so, from which on it is told
+MANY_RESTARTS = 5  # from which on the episodes that were lost with actors are taken for their environments' doing
 WAITS = 0.15  # a node that waits for less than this part of its time is not held up
 
 
@@ -48,6 +50,7 @@ class Progress:
     stops: Mapping[str, float] = field(
         default_factory=dict
     )  # what ends the run: "return", "steps", "updates", "seconds"
+    environments: int = 1  # that are stepped at the same time
     elapsed: float = 0.0  # real seconds since the nodes were started
     train_seconds: float = 0.0  # real seconds since the first actor step
     seconds: float = 0.0  # the same on the nodes' clock, which is virtual on the inline runtime
@@ -127,6 +130,26 @@ class Progress:
     def lost(self) -> dict[str, int]:
         """What was lost with nodes, as far as there is any."""
         return {kind: self.count(f"lost_{kind}") for kind in LOST if self.count(f"lost_{kind}")}
+
+    def lost_share(self) -> float | None:
+        """The part of the episodes that ended because their environment was lost, or their actor again and again. None
+        while it is too early to say: short episodes are counted first, and lost ones are short."""
+        with_actors = self.count("lost_episodes") if self.restarts >= MANY_RESTARTS else 0
+        cut = self.count("lost_environments") + with_actors
+        if not cut or (cut < self.environments and self.count("episodes") < 2 * self.environments):
+            return None
+        return cut / max(cut, self.count("episodes") + with_actors)
+
+    def too_many_lost(self) -> str | None:
+        """A sentence where so many episodes are lost that what is learned may mean nothing."""
+        share, lost = self.lost_share(), self.count("lost_environments")
+        if share is None or share < LOST_SHARE or lost + self.restarts < MANY_LOST:
+            return None
+        how = [f"{lost:,} environments replaced"] * bool(lost) + [f"{self.restarts:,} restarts"] * bool(self.restarts)
+        return (
+            f"{share:.0%} of the episodes were lost by faults of the environment ({', '.join(how)}): what is learned "
+            "from the rest may mean nothing; mend the environment (`shoal doctor` tries it)"
+        )
 
     def row(self) -> dict[str, Any]:
         """The state as a row of the run's metrics."""

@@ -158,8 +158,7 @@ def line(progress: Progress) -> str:
     if "staleness" in progress.values:
         parts.append(f"staleness {progress.values['staleness']:.1f}")
     parts += [part for part in _towards(progress) if "%" in part][:1]
-    if progress.count("lost_environments"):
-        parts.append(f"environments replaced {progress.count('lost_environments'):,.0f}")
+    parts += _replaced(progress)
     if progress.restarts:
         parts.append(f"restarts {progress.restarts}")
     if progress.lost():
@@ -169,6 +168,20 @@ def line(progress: Progress) -> str:
     if progress.quiet >= NO_NEWS:
         parts.append(f"no news for {progress.quiet:.0f} s")
     return " · ".join(parts)
+
+
+def _replaced(progress: Progress) -> list[str]:
+    """The environments that were lost, and how much of what was played that is."""
+    told = []
+    if lost := progress.count("lost_environments"):
+        told.append(f"{many(lost, 'environment')} replaced" + _of_episodes(progress.lost_share()))
+    if lost := progress.count("lost_evaluations"):
+        told.append(f"{many(lost, 'evaluation episode')} lost")
+    return told
+
+
+def _of_episodes(share: float | None) -> str:
+    return "" if share is None else f" ({share:.1%} of the episodes)"
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
@@ -239,8 +252,7 @@ def _facts(progress: Progress) -> list[tuple[str, Items]]:
     refused = progress.count("refused_updates")
     troubles = [many(progress.restarts, "restart")] if progress.restarts else []
     troubles += [f"{many(refused, 'update')} refused"] if refused else []
-    if replaced := progress.count("lost_environments"):
-        troubles.append(f"{many(replaced, 'environment')} replaced")
+    troubles += _replaced(progress)
     troubles += [lost(progress.lost())] if progress.lost() else []
     plain = {
         **({"towards": towards} if (towards := _towards(progress)) else {}),
@@ -336,6 +348,10 @@ def summary(result: Result) -> list[str]:
         f"{result.learner_steps:,} updates; {result.wall_seconds:.1f} s in all"
     )
     lines.append(f"{many(result.restarts, 'restart')}, {many(result.refused_updates, 'update')} refused")
+    if result.too_many_lost is not None:
+        lines.append(result.too_many_lost)
+    elif result.lost_environments:
+        lines.append(f"{many(result.lost_environments, 'environment')} replaced" + _of_episodes(result.lost_share))
     if result.lost:
         lines.append(f"{lost(result.lost)} with nodes that were started again")
     lines.append(f"bottleneck: {result.bottleneck}")

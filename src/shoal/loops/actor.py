@@ -11,7 +11,7 @@ from shoal import tree
 from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import EnvFault, Envs
 from shoal.envs.state import NoState
-from shoal.loops.loop import EXACT, RowLoop
+from shoal.loops.loop import EXACT, LossReport, RowLoop
 from shoal.program import Future, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.retry import retry
@@ -24,7 +24,6 @@ from shoal.types import Columns, Role
 from shoal.versions import NONE, updates_between
 
 LOOK = 1.0  # seconds between two looks at whether what was sent is still there
-TOLD_LOSSES = 5  # of an actor's environments, word by word; all are counted
 
 
 class EnvRunner:
@@ -33,7 +32,7 @@ class EnvRunner:
     def __init__(self, envs: Envs, metrics: Metrics) -> None:
         self.envs = envs
         self.report = Reporter(metrics)
-        self._told = 0  # losses of environments
+        self._losses = LossReport(envs, self.report, "lost_environments")
         self.observation = envs.reset()
         self._limited = retry(metrics.step_limit) is not None
         if current().restarts:
@@ -81,11 +80,7 @@ class EnvRunner:
             report.count("episodes")
             report.average("actor_return", episode.return_)
             report.average("episode_length", episode.length)
-        for loss in self.envs.losses():
-            report.count("lost_environments")
-            if self._told < TOLD_LOSSES:
-                self._told += 1
-                report.note(loss)
+        self._losses.tell()
         if report.due():
             report.flush()
         return more

@@ -12,7 +12,7 @@ from shoal.acting import Player, Policy
 from shoal.envs import Envs
 from shoal.envs.state import NoState
 from shoal.loops.filming import Filming, Interrupted
-from shoal.loops.loop import EXACT, Loop
+from shoal.loops.loop import EXACT, Loop, LossReport
 from shoal.program import current
 from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
@@ -78,6 +78,7 @@ class Evaluator(Loop):
         self._weights = weights
         self._metrics = metrics
         self._reporter = Reporter(metrics)
+        self._losses = LossReport(self._envs, self._reporter, "lost_evaluations")
         self._episodes, self._every, self._target = episodes, every, target
         self._playing = Condition()  # the environments are used by one evaluation at a time
         self._version = NONE  # evaluated last
@@ -195,5 +196,6 @@ class Evaluator(Loop):
 
     def _play(self, episodes: int, give_up: Callable[[], bool]) -> list[float]:
         returns = evaluate(self._envs, self._policy, episodes, give_up)
+        self._losses.tell()
         self._reporter.lap("evaluating")
         return returns

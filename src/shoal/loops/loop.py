@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from shoal.envs import Envs
 from shoal.services.metrics import Reporter
 from shoal.sync import Condition
 
 BETWEEN_ROWS = 2.0  # seconds in which an actor comes to the end of a row, unless others hold it up
+TOLD_LOSSES = 5  # of a node's environments, word by word; all are counted
 HELD_UP = 0.1  # the same at the end of a run, when who has not ended by then waits for others that have
 
 
@@ -63,6 +65,21 @@ EXACT = "exact"  # the part of a state that is of use only where everything goes
 def without_exact(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state for a node that goes on by itself, among others that begin anew or are elsewhere by now."""
     return {name: part for name, part in state.items() if name != EXACT}
+
+
+class LossReport:
+    """Tells of the environments that a node has lost and replaced: all in a count, the first ones in words."""
+
+    def __init__(self, envs: Envs, report: Reporter, counted: str) -> None:
+        self._envs, self._report, self._counted = envs, report, counted
+        self._told = 0
+
+    def tell(self) -> None:
+        for loss in self._envs.losses():
+            self._report.count(self._counted)
+            if self._told < TOLD_LOSSES:
+                self._told += 1
+                self._report.note(loss)
 
 
 class RowLoop(Loop):

@@ -67,13 +67,15 @@ def evaluate(
     policy = source if isinstance(source, TrainedPolicy) else load(source, network=network, core=core)
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     cfg = environment_config(policy, env, env_options)
-    made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed)
+    made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed, replaces=True)
     try:
         returns = play(made, policy.greedy, episodes, _never_giving_up(tell, made.count))
     except envs.EnvFault as fault:
         raise UserError(str(fault)) from fault
     finally:
         made.close()
+    if losses := made.losses():
+        tell(f"{len(losses)} episodes were lost and count as far as they went: {losses[0]}")
     return Evaluation(
         run_dir=str(policy.run),
         algorithm=policy.algorithm,

@@ -129,6 +129,9 @@ class Result:
     seconds_to_target: float | None  # train_seconds when it was confirmed
     restarts: int
     lost: dict[str, int] = dataclasses.field(default_factory=dict)  # with nodes: updates, items, rows, open episodes
+    lost_environments: int = 0  # that raised, crashed, hung or gave what they may not, and were replaced
+    lost_share: float | None = None  # of the episodes, ended by such a loss; None: none, or too few to say
+    too_many_lost: str | None = None  # a sentence where that is too much to learn from
     run_dir: str
     stopped_by: StoppedBy
     preset: str

@@ -220,3 +220,32 @@ def test_what_is_left_to_a_stop_rule_is_told_at_the_present_rate_and_is_never_le
     assert progress.towards() == {"steps": (500, 1000.0, 1.0), "updates": (10, 50.0, 4.0)}
     progress.take(snapshot(1500, 10), 2.0, 0)
     assert progress.towards() == {"steps": (1500, 1000.0, 0.0), "updates": (10, 50.0, 8.0)}
+
+
+def lost_progress(environments: int, episodes: int, lost: int, restarts: int = 0, lost_episodes: int = 0) -> Progress:
+    progress = Progress(environments=environments)
+    counts = {"env_steps": 9, "episodes": episodes, "lost_environments": lost, "lost_episodes": lost_episodes}
+    progress.take(snapshot(9, counts=counts), 1.0, restarts)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("environments", "episodes", "lost", "restarts", "lost_episodes", "says"),
+    [
+        (4, 100, 9, 0, 0, None),
+        (4, 100, 30, 0, 0, "30% of the episodes were lost by faults of the environment (30 environments replaced)"),
+        (256, 30, 30, 0, 0, None),  # the first episodes that end are those that were cut short
+        (256, 300, 300, 0, 0, "100% of the episodes"),
+        (8, 40, 0, 2, 400, None),  # machines that were lost are no fault of the environment
+        (8, 40, 0, 46, 360, "90% of the episodes were lost by faults of the environment (46 restarts)"),
+    ],
+)
+def test_losses_are_told_where_they_make_training_meaningless(
+    environments: int, episodes: int, lost: int, restarts: int, lost_episodes: int, says: str | None
+) -> None:
+    said = lost_progress(environments, episodes, lost, restarts, lost_episodes).too_many_lost()
+    assert (said is None) if says is None else (said is not None and says in said)
+
+
+def test_lost_environments_are_shown_with_their_share_of_the_episodes() -> None:
+    assert "30 environments replaced (30.0% of the episodes)" in view.line(lost_progress(4, 100, 30))

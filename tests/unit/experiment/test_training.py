@@ -194,7 +194,7 @@ def test_a_failure_is_told_before_what_was_learned_is_saved(tmp_path: Path, caps
             max_failures=0,
             run_dir=str(tmp_path / "run"),
         )
-    assert "no more, 1 times in a row; giving up; the run ends, and what it has" in capsys.readouterr().err
+    assert "4 times in a row, 1 times in a row; giving up; the run ends, and what it has" in capsys.readouterr().err
 
 
 def test_in_python_an_interrupt_is_raised_when_the_run_has_ended_and_so_is_what_broke_it() -> None:

@@ -9,7 +9,8 @@ import pytest
 from scripted import ScriptedEnvs
 
 from shoal.envs.episodes import Episode
-from shoal.loops.actor import TOLD_LOSSES, EnvRunner
+from shoal.loops.actor import EnvRunner
+from shoal.loops.loop import TOLD_LOSSES
 from shoal.program import Context
 from shoal.services.metrics import Metrics
 
