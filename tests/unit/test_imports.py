@@ -127,6 +127,13 @@ def test_nothing_imports_an_algorithm(path: Path) -> None:
     assert not [name for name in imported(path) if name.startswith("shoal.algorithms.")]
 
 
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_the_replay_does_not_need_its_extras(path: Path) -> None:
+    """What no algorithm uses lies apart: it knows the replay, and nothing of Shoal knows it."""
+    if "extras" not in path.parts:
+        assert not [name for name in imported(path) if "replay.extras" in name]
+
+
 def test_rooms_do_not_import_each_other_in_a_circle() -> None:
     knows = {part: set(parts.split()) & set(ALLOWED) for part, (parts, _) in ALLOWED.items()}
     while leaves := [part for part, others in knows.items() if not others]:

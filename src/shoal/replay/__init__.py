@@ -1,16 +1,17 @@
-"""Experience storage: tables of items over shared rows, with samplers, removers and limiters; usable by itself."""
+"""Experience storage: tables of items over shared rows, with samplers, removers and limiters; usable by itself.
+
+What no algorithm uses is in `shoal.replay.extras`.
+"""
 
 from __future__ import annotations
 
-from . import columns
 from .description import Table
 from .errors import BadCheckpoint, ReplayClosed, ReplayTimeout, ShardsLost
-from .extensions import Extension
 from .frames import FrameStack
-from .limiters import MinSize, Queue, Quota, SamplesPerInsert, Stack
+from .limiters import MinSize, Queue, Quota, SamplesPerInsert
 from .messages import Block, Inserted, Items, Sample, Spans
 from .patterns import Appended, Pattern, n_step, rollout, sequence
-from .selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
+from .selectors import Fifo, Prioritized, Uniform
 from .service import Replay
 from .sharded import ShardedReplay
 from .views import register_view
@@ -20,14 +21,10 @@ __all__ = [
     "Appended",
     "BadCheckpoint",
     "Block",
-    "Extension",
     "Fifo",
     "FrameStack",
     "Inserted",
     "Items",
-    "Lifo",
-    "MaxHeap",
-    "MinHeap",
     "MinSize",
     "Pattern",
     "Prioritized",
@@ -41,11 +38,9 @@ __all__ = [
     "ShardedReplay",
     "ShardsLost",
     "Spans",
-    "Stack",
     "Table",
     "Uniform",
     "Writer",
-    "columns",
     "n_step",
     "register_view",
     "rollout",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .columns import Operation
-from .limiters import LimiterDescription, MinSize, Queue, Quota, Stack
+from .limiters import LimiterDescription, MinSize, Queue, Quota
+from .messages import Operation
 from .numbers import check_whole
-from .selectors import Fifo, Lifo, Selector, Uniform
+from .selectors import Fifo, Selector, Uniform
 
 _MOST_ITEMS = 2**31 - 2  # slots are 32-bit numbers
 
@@ -65,11 +65,6 @@ class Table:
     def queue(name: str, size: int) -> Table:
         """Read once, oldest first: inserting waits while `size` items are unread, sampling waits for items."""
         return Table(name, size, sampler=Fifo(), remover=Fifo(), limiter=Queue(size), max_times_sampled=1)
-
-    @staticmethod
-    def stack(name: str, size: int) -> Table:
-        """Read once, newest first: inserting waits while `size` items are unread, sampling waits for items."""
-        return Table(name, size, sampler=Lifo(), remover=Fifo(), limiter=Stack(size), max_times_sampled=1)
 
     @staticmethod
     def quota(name: str, items: int) -> Table:

@@ -119,7 +119,7 @@ class Queue:
     refuses = False
 
     def __post_init__(self) -> None:
-        check_whole(f"size of {type(self).__name__}", self.size, 1)
+        check_whole("size of Queue", self.size, 1)
 
     def start(self) -> Limiter:
         return self
@@ -135,11 +135,6 @@ class Queue:
 
     def state(self, counts: Counts) -> str:
         return f"{counts.size:,} of at most {self.size:,} items wait to be read"
-
-
-@dataclass(frozen=True)
-class Stack(Queue):
-    """As `Queue`, for a table that is read newest first."""
 
 
 @dataclass(frozen=True)
@@ -213,4 +208,4 @@ class Round:
         self.version, self.admitted, self.writers = saved["version"], saved["admitted"], set(saved["writers"])
 
 
-LimiterDescription = MinSize | SamplesPerInsert | Queue | Stack | Quota
+LimiterDescription = MinSize | SamplesPerInsert | Queue | Quota

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 Layout = Literal["time", "batch"]
 Rows = TypeVar("Rows", int, Array)  # numbers of rows
+
+
+class Operation(Protocol):
+    """Changes the columns of a sample in place, as those of `extras.columns` do."""
+
+    def apply(self, data: dict[str, Array], timed: set[str], layout: Layout, bootstrap: bool) -> None:
+        """`timed` names the columns that have a time axis; `bootstrap`: each item's last row is there for its
+        observation only."""
 
 
 @dataclass(eq=False, slots=True)

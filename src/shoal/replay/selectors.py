@@ -1,4 +1,4 @@
-"""Which item comes next, for sampling and for removing: uniform, prioritised, FIFO, LIFO, lowest or highest priority.
+"""Which item comes next, for sampling and for removing: uniform, prioritised, FIFO; others are in `extras`.
 
 The small classes a table is described with (`Uniform()`, `Prioritized(0.6)`, …) start a running selector that is told
 of every item that comes, goes or changes. There are two kinds: a *ranked* one has a definite order, a *drawn* one
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from shoal.types import Array
 
-from .arrays import distinct
 from .numbers import check_number
 from .sumtree import SumTree
 
@@ -32,7 +32,8 @@ class RunningSelector(ABC):
         """`place` is the slots once more, as a slice where they are neighbours."""
 
     @abstractmethod
-    def remove(self, slots: Array, place: Array | slice) -> None: ...
+    def remove(self, slots: Array, place: Array | slice, foremost: bool) -> None:
+        """`foremost`: they are what `Ranked.first` has just given, all of it."""
 
     @abstractmethod
     def update(self, slots: Array) -> None: ...
@@ -56,6 +57,12 @@ class Drawn(RunningSelector):
     @abstractmethod
     def mass(self) -> float:
         """What probabilities are relative to."""
+
+
+class Selector(Protocol):
+    """What a table is described with; the same ones are equal."""
+
+    def start(self, keys: Array, priorities: Array) -> Ranked | Drawn: ...
 
 
 @dataclass(frozen=True)
@@ -91,33 +98,6 @@ class Fifo:
         return _Oldest(len(keys))
 
 
-@dataclass(frozen=True)
-class Lifo:
-    """The item inserted last."""
-
-    def start(self, keys: Array, priorities: Array) -> Ranked:
-        return _Newest(len(keys))
-
-
-@dataclass(frozen=True)
-class MinHeap:
-    """The item of lowest priority; the oldest of equals."""
-
-    def start(self, keys: Array, priorities: Array) -> Ranked:
-        return _Extreme(1.0, keys, priorities)
-
-
-@dataclass(frozen=True)
-class MaxHeap:
-    """The item of highest priority; the oldest of equals."""
-
-    def start(self, keys: Array, priorities: Array) -> Ranked:
-        return _Extreme(-1.0, keys, priorities)
-
-
-Selector = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
-
-
 class _Members(Drawn):
     """The occupied slots side by side; the last ones fill the holes that removal leaves."""
 
@@ -134,7 +114,7 @@ class _Members(Drawn):
         self._place[place] = np.arange(self._size, end)
         self._size = end
 
-    def remove(self, slots: Array, place: Array | slice) -> None:
+    def remove(self, slots: Array, place: Array | slice, foremost: bool) -> None:
         left = self._size - len(slots)
         holes = self._place[slots]
         in_tail = holes >= left
@@ -188,7 +168,7 @@ class _Weighted(Drawn):
     def update(self, slots: Array) -> None:
         self.insert(slots, slots)
 
-    def remove(self, slots: Array, place: Array | slice) -> None:
+    def remove(self, slots: Array, place: Array | slice, foremost: bool) -> None:
         self.insert(slots, place)
 
     def _settle(self) -> None:
@@ -224,7 +204,7 @@ class _Weighted(Drawn):
         return self._tree.total
 
 
-class _InOrder(Ranked):
+class InOrder(Ranked):
     """Slots in the order in which they were filled. A removed one stays in the list, marked, until an end passes it."""
 
     item_bytes = 12
@@ -235,10 +215,8 @@ class _InOrder(Ranked):
         self._head = 1
         self._tail = 1
         self._gaps = 0  # marked entries between head and tail
-        self._offered: Array | None = None  # what `first` gave last
 
     def insert(self, slots: Array, place: Array | slice) -> None:
-        self._offered = None
         if self._tail + len(slots) > len(self._list):
             self._close_gaps()
         end = self._tail + len(slots)
@@ -246,17 +224,16 @@ class _InOrder(Ranked):
         self._place[place] = np.arange(self._tail, end)
         self._tail = end
 
-    def remove(self, slots: Array, place: Array | slice) -> None:
-        if slots is self._offered and not self._gaps:
-            self._take_offered(len(slots))
+    def remove(self, slots: Array, place: Array | slice, foremost: bool) -> None:
+        if foremost and not self._gaps:
+            self._pass(len(slots))
         else:
             self._place[place] = 0
             self._gaps += len(slots)
-        self._offered = None
 
-    def _take_offered(self, count: int) -> None:
-        """Remove what `first` gave from the end that it was at."""
-        raise NotImplementedError
+    @abstractmethod
+    def _pass(self, count: int) -> None:
+        """Let so many go from the end that is foremost."""
 
     def update(self, slots: Array) -> None:
         pass
@@ -270,14 +247,13 @@ class _InOrder(Ranked):
         self._gaps = 0
 
 
-class _Oldest(_InOrder):
-    def _take_offered(self, count: int) -> None:
+class _Oldest(InOrder):
+    def _pass(self, count: int) -> None:
         self._head += count
 
     def first(self, count: int) -> Array:
         if not self._gaps:
-            self._offered = self._list[self._head : min(self._tail, self._head + count)].astype(np.int64)
-            return self._offered
+            return self._list[self._head : min(self._tail, self._head + count)].astype(np.int64)
         reach = count
         while True:
             end = min(self._tail, self._head + reach)
@@ -292,88 +268,3 @@ class _Oldest(_InOrder):
                 self._gaps -= passed
                 return slots[found[:count]].astype(np.int64)
             reach *= 2
-
-
-class _Newest(_InOrder):
-    def _take_offered(self, count: int) -> None:
-        self._tail -= count
-
-    def first(self, count: int) -> Array:
-        if not self._gaps:
-            begin = max(self._head, self._tail - count)
-            self._offered = self._list[begin : self._tail][::-1].astype(np.int64)
-            return self._offered
-        reach = count
-        while True:
-            begin = max(self._head, self._tail - reach)
-            slots = self._list[begin : self._tail]
-            present = self._place[slots] == np.arange(begin, self._tail)
-            found = np.flatnonzero(present)
-            if len(found) >= count or begin == self._head:
-                end = begin + int(found[-1]) + 1 if len(found) else begin
-                self._gaps -= self._tail - end
-                self._tail = end
-                return slots[found[: -count - 1 : -1]].astype(np.int64)
-            reach *= 2
-
-
-class _Extreme(Ranked):
-    """The foremost items by priority: a short list of candidates, formed anew from all items when it runs out.
-
-    Every item that is not a candidate ranks behind `_bound`, so a newcomer need only be compared with that. Forming the
-    list costs a pass over the table and pays for the next thousand or more choices.
-    """
-
-    def __init__(self, sign: float, keys: Array, priorities: Array) -> None:
-        self._sign = sign
-        self._keys = keys
-        self._priorities = priorities
-        self._candidates: list[Array] = []
-        self._count = 0
-        self._bound = (-np.inf, -1)  # value and key: equal values rank by age
-
-    def insert(self, slots: Array, place: Array | slice) -> None:
-        near = slots[self._within(slots)]
-        if len(near):
-            self._candidates.append(near)
-            self._count += len(near)
-            if self._count > 2 * len(self._keys):  # the same few changed over and over
-                self._collect(0)
-
-    def update(self, slots: Array) -> None:
-        self.insert(slots, slots)
-
-    def remove(self, slots: Array, place: Array | slice) -> None:
-        pass  # an empty slot is recognised by its key
-
-    def first(self, count: int) -> Array:
-        slots = self._collect(count)
-        value = self._sign * self._priorities[slots]
-        return slots[np.lexsort((self._keys[slots], value))[:count]]
-
-    def _within(self, slots: Array) -> Array:
-        value, key = self._bound
-        values = self._sign * self._priorities[slots]
-        within: Array = (values < value) | ((values == value) & (self._keys[slots] <= key))
-        return within
-
-    def _collect(self, count: int) -> Array:
-        slots = distinct(np.concatenate(self._candidates)) if self._candidates else np.empty(0, np.int64)
-        slots = slots[self._keys[slots] > 0]
-        slots = slots[self._within(slots)]
-        enough = max(1024, 2 * count)
-        if len(slots) < count or len(slots) > 8 * enough:
-            slots = np.flatnonzero(self._keys)
-            values = self._sign * self._priorities[slots]
-            if len(slots) <= 2 * enough:
-                self._bound = (np.inf, np.iinfo(np.int64).max)
-            else:
-                value = float(np.partition(values, enough)[enough])
-                before = slots[values < value]
-                equal = slots[values == value]
-                equal = equal[np.argsort(self._keys[equal])[: enough - len(before)]]
-                self._bound = (value, int(self._keys[equal[-1]]) if len(equal) else -1)
-                slots = np.concatenate([before, equal])
-        self._candidates = [slots]
-        self._count = len(slots)
-        return slots

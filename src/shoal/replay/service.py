@@ -19,17 +19,15 @@ from shoal.types import Array, Role
 from .. import sync
 from . import checkpoint
 from .chunks import Store, write
-from .columns import Batch
 from .contents import contents
 from .description import Table
 from .errors import ReplayClosed, ReplayTimeout
-from .extensions import Extension
 from .intake import Intake, KnownWriter
 from .memory import Memory
 from .messages import Block, Inserted, Layout, Mass, Sample
 from .numbers import LONGEST_CHUNK, check_keys, check_priorities, check_timeout, check_whole
 from .statistics import describe, waiting
-from .tables import RunningTable
+from .tables import RunningTable, Watcher
 from .views import StoredRows
 
 _LARGE = 1 << 19  # bytes
@@ -52,7 +50,7 @@ class Replay:
         *,
         chunk_length: int | None = None,
         directory: str | os.PathLike[str] | None = None,
-        extensions: Iterable[Extension] = (),
+        extensions: Iterable[Watcher] = (),
         seed: int = 0,
     ) -> None:
         names = [table.name for table in tables]
@@ -206,10 +204,10 @@ class Replay:
             windows=windows,
         )
         if running.description.operations:
-            work = Batch(dict(sample.data), layout, set(timed), bool(getattr(view, "bootstrap", False)))
+            data, has_time, bootstrap = dict(sample.data), set(timed), bool(getattr(view, "bootstrap", False))
             for operation in running.description.operations:
-                operation.apply(work)
-            sample = sample.with_data(work.data, frozenset(work.timed))
+                operation.apply(data, has_time, layout, bootstrap)
+            sample = sample.with_data(data, frozenset(has_time))
         return sample
 
     # Priorities

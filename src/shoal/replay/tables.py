@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from .arrays import as_slice, distinct
 from .chunks import Store
 from .description import Table
 from .errors import BadCheckpoint
-from .extensions import Extension
 from .limiters import Counts, Round
 from .numbers import check_whole
 from .selectors import Drawn, Ranked
@@ -45,10 +44,19 @@ class Chosen:
     states: dict[str, Array]
 
 
+class Watcher(Protocol):
+    """Is told of what happens to a table's items, as `extras.Extension` is."""
+
+    def inserted(self, table: str, keys: Array, priorities: Array) -> None: ...
+    def sampled(self, table: str, keys: Array) -> None: ...
+    def updated(self, table: str, keys: Array, priorities: Array) -> None: ...
+    def deleted(self, table: str, keys: Array) -> None: ...
+
+
 class RunningTable:
     """The items of one table. Not safe for threads by itself: the service holds its lock around every call."""
 
-    def __init__(self, table: Table, generator: np.random.Generator, extensions: Sequence[Extension] = ()) -> None:
+    def __init__(self, table: Table, generator: np.random.Generator, extensions: Sequence[Watcher] = ()) -> None:
         self.description = table
         self.generator = generator
         slots = table.slots
@@ -241,12 +249,12 @@ class RunningTable:
                 slots = distinct(self.remover.draw(wanted, self.generator)[0])
             else:
                 slots = self.remover.first(wanted)
-            self.delete(slots)
+            self.delete(slots, chosen_by=self.remover)
             gone += len(slots)
         return gone
 
-    def delete(self, slots: Array) -> None:
-        """Remove the items in these slots, each named once."""
+    def delete(self, slots: Array, chosen_by: Ranked | Drawn | None = None) -> None:
+        """Remove the items in these slots, each named once; `chosen_by` has just given them all, and no others."""
         place = as_slice(slots)
         items = self.items[place] if isinstance(place, slice) else self.items.take(slots)
         for extension in self._extensions:
@@ -254,7 +262,7 @@ class RunningTable:
         if self.store is not None:
             self.store.drop(items["start"] >> self.store.shift)
         for selector in self._selectors:
-            selector.remove(slots, place)
+            selector.remove(slots, place, selector is chosen_by)
         self.key[place] = EMPTY
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
@@ -318,7 +326,7 @@ class RunningTable:
             self.uses_left -= len(slots)
             worn = slots if limit == 1 else distinct(slots[chosen.items["times_sampled"] >= limit])
             if len(worn):
-                self.delete(worn)
+                self.delete(worn, chosen_by=self.sampler if limit == 1 else None)
         return chosen
 
     def mass(self) -> float:

@@ -10,11 +10,7 @@ import numpy as np
 
 from shoal.replay import (
     Appended,
-    Extension,
     Fifo,
-    Lifo,
-    MaxHeap,
-    MinHeap,
     MinSize,
     Prioritized,
     Queue,
@@ -25,6 +21,7 @@ from shoal.replay import (
     Table,
     Uniform,
 )
+from shoal.replay.extras import Extension, Lifo, MaxHeap, MinHeap
 from shoal.replay.views import Whole
 
 SELECTORS = (Uniform(), Prioritized(0.7), Fifo(), Lifo(), MinHeap(), MaxHeap())

@@ -15,8 +15,6 @@ from replay_streams import make_stream
 
 from shoal.replay import (
     BadCheckpoint,
-    Lifo,
-    MinHeap,
     MinSize,
     Prioritized,
     Queue,
@@ -30,6 +28,7 @@ from shoal.replay import (
     rollout,
     sequence,
 )
+from shoal.replay.extras import Lifo, MinHeap
 
 TABLES = [
     Table("steps", 300, sampler=Prioritized(0.6)),

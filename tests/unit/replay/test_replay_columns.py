@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from replay_streams import make_stream
 
-from shoal.replay import Fifo, Replay, Table, Writer, columns, n_step, rollout, sequence
+from shoal.replay import Fifo, Replay, Table, Writer, n_step, rollout, sequence
+from shoal.replay.extras import columns
 
 
 def sample(operations: tuple[object, ...], layout: str = "time", pattern: object = None) -> dict[str, np.ndarray]:

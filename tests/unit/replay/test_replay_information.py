@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from replay_model import Single
 
-from shoal.replay import Extension, FrameStack, Prioritized, Replay, Table, Writer, n_step
+from shoal.replay import FrameStack, Prioritized, Replay, Table, Writer, n_step
+from shoal.replay.extras import Extension
 
 
 def rows(first: int, count: int) -> dict[str, np.ndarray]:

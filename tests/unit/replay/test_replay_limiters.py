@@ -9,7 +9,6 @@ import pytest
 from replay_model import Single, audit
 
 from shoal.replay import (
-    Extension,
     MinSize,
     Prioritized,
     Queue,
@@ -18,11 +17,11 @@ from shoal.replay import (
     ReplayClosed,
     ReplayTimeout,
     SamplesPerInsert,
-    Stack,
     Table,
     Writer,
     n_step,
 )
+from shoal.replay.extras import Extension, stack
 from shoal.replay.limiters import Counts
 
 
@@ -109,7 +108,7 @@ def test_samples_per_insert_stays_within_its_error_under_concurrency() -> None:
     assert abs((info["inserts"] - 10) * 3.0 - info["samples"]) <= 20.0
 
 
-@pytest.mark.parametrize("make", [Table.queue, Table.stack])
+@pytest.mark.parametrize("make", [Table.queue, stack])
 def test_a_queue_is_never_over_full_and_gives_everything_exactly_once(make) -> None:
     table = make("table", 9)
     _, batches = run(table, lambda inserts, samples, size: size <= 9, writers=4, readers=3, blocks=40, batch=5)
@@ -176,7 +175,6 @@ def test_descriptions_that_cannot_work_are_refused() -> None:
     for make, words in (
         (lambda: MinSize(0), "items of MinSize=0 must be"),
         (lambda: Queue(0), "size of Queue=0 must be"),
-        (lambda: Stack(0), "size of Stack=0 must be"),
         (lambda: Quota(0), "items of Quota=0 must be"),
         (lambda: SamplesPerInsert(0.0, 1, 5.0), "ratio of SamplesPerInsert=0.0 must be"),
         (lambda: SamplesPerInsert(8.0, 1, 5.0), "error_buffer of at least"),

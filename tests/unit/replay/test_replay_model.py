@@ -19,13 +19,12 @@ from shoal.replay import (
     Replay,
     ReplayTimeout,
     SamplesPerInsert,
-    Stack,
     Table,
     Uniform,
     Writer,
 )
 
-LIMITERS = (MinSize(1), MinSize(4), SamplesPerInsert(2.0, 3, 9.0), Queue(7), Stack(7), Quota(6))
+LIMITERS = (MinSize(1), MinSize(4), SamplesPerInsert(2.0, 3, 9.0), Queue(7), Quota(6))
 
 
 def tables(limiter: object) -> dict[str, object]:

@@ -24,6 +24,7 @@ from shoal.replay import (
     rollout,
     sequence,
 )
+from shoal.replay.extras import stack
 
 
 def rows(first: int, count: int, environments: int = 2, **more: np.ndarray) -> dict[str, np.ndarray]:
@@ -312,7 +313,7 @@ def test_descriptions_are_picklable_and_say_what_they_are() -> None:
     tables = [
         Table("a", 10, sampler=Prioritized(0.5), signature={"reward": ((), "f4")}),
         Table.queue("b", 3),
-        Table.stack("c", 3),
+        stack("c", 3),
         Table("d", 5, limiter=Quota(5), max_times_sampled=1),
     ]
     for table in tables:

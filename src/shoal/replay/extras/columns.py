@@ -11,16 +11,17 @@ column.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from shoal.types import Array
 
-from .messages import Layout
-from .numbers import check_number
+from ..messages import Layout
+from ..numbers import check_number
 
 
 @dataclass
@@ -76,18 +77,24 @@ class Batch:
         return np.where(where, values, np.asarray(neutral, values.dtype))
 
 
-class Operation(Protocol):
-    def apply(self, batch: Batch) -> None: ...
+class Operation(ABC):
+    """Changes a batch; `apply` is what the service calls (`messages.Operation`)."""
+
+    def apply(self, data: dict[str, Array], timed: set[str], layout: Layout, bootstrap: bool) -> None:
+        self.change(Batch(data, layout, timed, bootstrap))
+
+    @abstractmethod
+    def change(self, batch: Batch) -> None: ...
 
 
 @dataclass(frozen=True)
-class _Join:
+class _Join(Operation):
     columns: tuple[str, ...]
     into: str
     axis: int
     new_axis: bool
 
-    def apply(self, batch: Batch) -> None:
+    def change(self, batch: Batch) -> None:
         first = self.columns[0]
         axis = batch.axis(first, self.axis, new=self.new_axis)
         join = np.stack if self.new_axis else np.concatenate
@@ -105,14 +112,14 @@ def stack(columns: Sequence[str], *, into: str, axis: int = -1) -> Operation:
 
 
 @dataclass(frozen=True)
-class _Truncate:
+class _Truncate(Operation):
     column: str
     start: int | None
     stop: int | None
     axis: int
     into: str
 
-    def apply(self, batch: Batch) -> None:
+    def change(self, batch: Batch) -> None:
         axis = batch.axis(self.column, self.axis)
         cut = (slice(None),) * axis + (slice(self.start, self.stop),)
         batch.put(self.into, batch.get(self.column)[cut], timed=self.column in batch.timed)
@@ -126,12 +133,12 @@ def truncate(
 
 
 @dataclass(frozen=True)
-class _Transpose:
+class _Transpose(Operation):
     column: str
     axes: tuple[int, ...]
     into: str
 
-    def apply(self, batch: Batch) -> None:
+    def change(self, batch: Batch) -> None:
         values = batch.get(self.column)
         leading = 2 if self.column in batch.timed else 1
         if sorted(self.axes) != list(range(values.ndim - leading)):
@@ -148,7 +155,7 @@ def transpose(column: str, axes: Sequence[int], *, into: str | None = None) -> O
 
 
 @dataclass(frozen=True)
-class _Reduce:
+class _Reduce(Operation):
     column: str
     function: Callable[..., Array]
     neutral: Any
@@ -157,7 +164,7 @@ class _Reduce:
     bootstrap: bool
     keeps_axis: bool = False
 
-    def apply(self, batch: Batch) -> None:
+    def change(self, batch: Batch) -> None:
         axis = batch.axis(self.column, self.axis)
         counted = batch.counted(self.column, self.axis, self.bootstrap)
         values = batch.without(self.column, counted, self._neutral(batch.get(self.column).dtype))
@@ -193,7 +200,7 @@ def maximum(column: str, *, axis: int = 0, into: str | None = None, bootstrap: b
 
 
 @dataclass(frozen=True)
-class _Sum:
+class _Sum(Operation):
     """Of entries weighted by powers of `discount`, or without it their mean."""
 
     column: str
@@ -202,7 +209,7 @@ class _Sum:
     into: str
     bootstrap: bool
 
-    def apply(self, batch: Batch) -> None:
+    def change(self, batch: Batch) -> None:
         axis = batch.axis(self.column, self.axis)
         counted = batch.counted(self.column, self.axis, self.bootstrap)
         values = batch.without(self.column, counted, 0)
