@@ -72,8 +72,13 @@ class Offers(Protocol):
     def doing(self) -> tuple[str, int]:
         """What it is in the middle of, and a number that stands still while it hangs."""
 
+    # ---- programs that grow and shrink
     def regroup(self, members: Members) -> None:
         """A group of the program has other members than before; what comes of it is the next step's to do."""
+
+    def leave(self) -> None:
+        """The program goes on without this node: end after the present step, and count what is lost by it. Without
+        this method it is asked to `finish`."""
 
     def forget(self, name: str) -> None:
         """The node of this name has left the program: let go of what was kept for it."""
@@ -302,7 +307,8 @@ class Context:
 
     name: str = "main"
     seed: int = 0
-    restarts: int = 0
+    restarts: int = 0  # lives that the node had before: seeds and names of streams must not repeat
+    revived: bool = False  # the life before was lost, with what it was in the middle of
     address: str = "127.0.0.1"  # under which the other nodes' machines reach this one
     runtime: Capabilities = Capabilities()
     policy: str = MAIN  # that the node serves

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from shoal.errors import UserError
-from shoal.program import Program
+from shoal.program import Node, Program
 from shoal.runtime.supervise import RunFailed, Supervisor
 
 RUNTIMES = ("inline", "local", "ray")
@@ -29,6 +29,14 @@ class Run(Protocol):
 
     def replace(self, name: str, reason: str) -> None:
         """Kill a node's process and start it again by the rules for a lost one."""
+
+    def add(self, node: Node) -> None:
+        """Take a further node into the running program (`program.next_member` makes one of a group) and tell those who
+        want to know (`Offers.regroup`). Under a name that was used before it begins a new life."""
+
+    def remove(self, name: str) -> None:
+        """Have a node leave: it ends after its present step, what it was in the middle of is counted as lost, and what
+        others kept for it is released. Returns at once; `wait` sees to the rest."""
 
     def pids(self) -> dict[str, int]:
         """The nodes' processes, where each has one of its own."""

@@ -37,11 +37,12 @@ class Task:
     thread: threading.Thread | None = None
     inside: list[str] = field(default_factory=list)  # the nodes whose methods it is running, outermost first
     lost: str | None = None  # one of these that is gone
+    ending: bool = False  # it is to be unwound at its next turn
 
     def runnable(self, now: float) -> bool:
         if self.ended:
             return False
-        if self.predicate is None or self.lost is not None or self.predicate():
+        if self.predicate is None or self.ending or self.lost is not None or self.predicate():
             return True
         return self.deadline is not None and self.deadline <= now
 
@@ -84,7 +85,7 @@ class Baton:
             task.turn.acquire()
             sync.set_scheduler(self)
             try:
-                if not self.stopping:
+                if not self.stopping and not task.ending:
                     body()
             except Stopped:
                 pass
@@ -117,7 +118,7 @@ class Baton:
         self._pass_on(task)
         task.turn.acquire()
         task.predicate = task.deadline = None
-        if self.stopping and task is not self.main:
+        if task.ending or (self.stopping and task is not self.main):
             raise Stopped
         if task.lost is not None:
             name, task.lost = task.lost, None
@@ -157,6 +158,15 @@ class Baton:
         for task in self.tasks:
             if name in task.inside:
                 task.lost = name
+
+    def end(self, name: str) -> None:
+        """Unwind the threads of this name, in the driver's turn; of the others nobody knows them any more."""
+        ending = [task for task in self.tasks if task.name == name and task is not self.main]
+        for task in ending:
+            task.ending = True
+        with self.driving():
+            self.wait_for(lambda: all(task.ended for task in ending), None, f"the end of {name!r}")
+        self.tasks = [task for task in self.tasks if task not in ending]
 
     @property
     def holder(self) -> Task:

@@ -24,7 +24,7 @@ from shoal.program import Capabilities, Client, Context, Handle, Node, NodeDied,
 from shoal.runtime import host
 from shoal.runtime.baton import Baton, Deadlock, Stopped, Task, deadlock_report
 from shoal.runtime.supervise import Supervisor
-from shoal.runtime.supervised import Event, Finished, Supervision
+from shoal.runtime.supervised import Event, Finished, Lost, Supervision
 
 LATEST = 1e11  # virtual seconds, some thousand years; beyond that small steps would no longer move the clock
 BUILDING = 60.0  # virtual seconds in which nodes that go on from a state must have been made
@@ -165,7 +165,8 @@ class InlineRun:
                 self._supervision.tick(deadline)
                 if self.baton.now >= deadline or until():
                     break
-        stuck = [] if self._supervision.restarting() or self._supervision.finished else self.baton.stuck()
+        changing = self._supervision.restarting() or self._supervision.leaving() or self._supervision.finished
+        stuck = [] if changing else self.baton.stuck()
         if stuck and self.baton.turns == self._turns_seen:
             raise Deadlock(deadlock_report(stuck))
         self._turns_seen = self.baton.turns
@@ -176,6 +177,15 @@ class InlineRun:
     def replace(self, name: str, reason: str) -> None:
         """Nodes share a process here: none can be killed."""
         raise RuntimeError(f"node {name!r} cannot be replaced on the inline runtime ({reason})")
+
+    def add(self, node: Node) -> None:
+        """Start a further node, whose turns come after all others'."""
+        self._order.setdefault(node.name, len(self._order))
+        self._supervision.add(node)
+
+    def remove(self, name: str) -> None:
+        """Have a node leave after its present step, while the run goes on."""
+        self._supervision.remove(name)
 
     def pids(self) -> dict[str, int]:
         return {}
@@ -204,7 +214,9 @@ class InlineRun:
     def still(self, ended: bool = False) -> bool:
         """Whether every node is between two steps, or where it waits and could begin its step again. One that has ended
         says nothing of where it would go on: the end of a run is no such moment until it is over."""
-        if self._gone or self._supervision.restarting() or len(self._targets) < len(self.program.nodes):
+        if self._gone or self._supervision.restarting() or self._supervision.leaving():
+            return False
+        if len(self._targets) < len(self.program.nodes):
             return False
         if self._supervision.finished and not ended:
             return False
@@ -263,6 +275,20 @@ class InlineRun:
 
     def kill(self, name: str) -> None:
         raise RuntimeError(f"node {name!r} cannot be killed: it shares its process with the others")
+
+    def stop(self, name: str) -> None:
+        """Unwind a node's thread, wherever it waits."""
+        self.baton.end(name)
+        host.close_quietly(self._targets.pop(name, None))
+        self._told.append(Lost(name, "ended as it was asked to"))
+
+    def tell(self, name: str, method: str, *arguments: object) -> None:
+        with contextlib.suppress(NodeDied):
+            getattr(self.client(Handle(name)), method)(*arguments)
+
+    def cleared(self, name: str) -> None:
+        self._clients.pop(name, None)
+        self.baton.end(f"main→{name}")
 
     def can_start(self) -> bool:
         return True

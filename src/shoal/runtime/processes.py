@@ -52,6 +52,25 @@ class ProcessRun(abc.ABC):
         """Kill a node and have it started again like one that was lost."""
         self._supervision.replace(name, reason)
 
+    def add(self, node: Node) -> None:
+        """Start a further node."""
+        self._supervision.add(node)
+
+    def remove(self, name: str) -> None:
+        """Have a node leave after its present step, while the run goes on."""
+        self._supervision.remove(name)
+
+    def tell(self, name: str, method: str, *arguments: object) -> None:
+        """Call a node without waiting for the answer."""
+        self.client(Handle(name))
+        self._lanes[name][1].send(method, arguments, {})
+
+    def cleared(self, name: str) -> None:
+        """A node has left: close this process's streams to it."""
+        self._clients.pop(name, None)
+        for lane in self._lanes.pop(name, ()):
+            lane.close()
+
     def can_start(self) -> bool:
         return True
 
@@ -76,5 +95,7 @@ class ProcessRun(abc.ABC):
     def hear(self, timeout: float) -> list[Event]: ...
     @abc.abstractmethod
     def kill(self, name: str) -> None: ...
+    @abc.abstractmethod
+    def stop(self, name: str) -> None: ...
     @abc.abstractmethod
     def close(self) -> None: ...

@@ -49,7 +49,8 @@ class Supervisor:
     """Decides whether a lost node is started again, and when.
 
     A run gives up when one node is lost more than `max_failures` times without having got anywhere in between: it has
-    completed no step, or, where it has none to complete, has not lived for `HEALTHY` seconds.
+    completed no step, or, where it has none to complete, nobody has learned anything meanwhile and it has not lived for
+    `HEALTHY` seconds.
     """
 
     max_failures: int = 5
@@ -59,7 +60,8 @@ class Supervisor:
     interrupted: Callable[[], bool] = lambda: False  # asked between two nodes that are started: no further one is
     states: dict[str, Callable[[], Any]] = field(default_factory=dict)  # what a node takes when it is started again
     clock: Callable[[], float] = time.monotonic
-    restarts: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)  # after losses
+    lives: Counter[str] = field(default_factory=Counter)  # that have ended, by loss or because the node left
     _in_a_row: Counter[str] = field(default_factory=Counter)  # losses without progress
     _quick: Counter[str] = field(default_factory=Counter)  # losses after short lives
     _started: dict[str, float] = field(default_factory=dict)
@@ -81,8 +83,8 @@ class Supervisor:
         """Seconds to wait before the node is started again; raises `RunFailed` when the run must end.
 
         `secondary`: the node failed only because another one was lost, which is judged by itself. `user_error`: what
-        the user got wrong, which a restart does not mend. `progress`: the steps that it has completed in this life;
-        None where it has none to complete.
+        the user got wrong, which a restart does not mend. `progress`: the steps that it has completed in this life,
+        or others have made with its help; None where there are none to complete.
         """
         name = node.name
         if user_error is not None:
@@ -96,6 +98,7 @@ class Supervisor:
             self._in_a_row[name] = 0
         self._quick[name] += 1
         self.restarts[name] += 1
+        self.lives[name] += 1
         if not secondary:
             self._in_a_row[name] += 1
             count = self._in_a_row[name]

@@ -8,13 +8,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
-from shoal.program import Capabilities, Context, Members, Node, Program, node_seed
+from shoal.program import Capabilities, Context, Members, Node, Program, node_seed, offers
 from shoal.runtime.supervise import FIRST_BACKOFF, Hang, RunFailed, Supervisor
+from shoal.types import Role
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
 STARTING = 60.0  # seconds, at the least, that a node's process may take to its first sign of life
+LEAVING = 5.0  # seconds in which a node that is to leave comes to the end of its step
+FINISHING = 2.0  # seconds that it has after that to end where it is, and to report
+STOPPING = 4.0  # seconds that its process has to end
 TICK = 1.0  # the most that the clock of hangs advances at once: while this process stood still, so did the others
 
 
@@ -69,6 +73,24 @@ class Nodes(Protocol):
     def kill(self, name: str) -> None:
         """End a node at once; its loss is heard like any other."""
 
+    def stop(self, name: str) -> None:
+        """Have a node release what it holds, and end; its loss is heard like any other."""
+
+    def tell(self, name: str, method: str, *arguments: object) -> None:
+        """Call a node's method; nobody waits for the answer, and a node that is gone does not matter."""
+
+    def cleared(self, name: str) -> None:
+        """A node has left the program: let go of what was kept for calling it."""
+
+
+@dataclass
+class Leaving:
+    """A node that was asked to leave, and until when the present stage of it may take."""
+
+    node: Node
+    until: float
+    stage: Literal["asked", "finishing", "stopping"] = "asked"
+
 
 @dataclass
 class Pulse:
@@ -100,7 +122,12 @@ class Supervision:
         self._lived = 0.0  # the clock of hangs: stands still while this process does
         self._looked = clock()
         self._members = program.members()
+        self._leaving: dict[str, Leaving] = {}
+        self._used = {*program.nodes}  # names that had a life
+        self._learned = 0  # updates of all learners and workers, as far as their beats have told
+        self._learned_before: dict[str, int] = {}  # when a node was started
         self._thread, self._ticking = threading.get_ident(), False
+        self._lost: set[str] = set()  # and not started again yet
         self._over = False  # somebody was lost without whom the run cannot go on
 
     def start_all(self) -> None:
@@ -133,7 +160,8 @@ class Supervision:
                 continue
             del self._due[name]
             self._start(self.program.nodes[name])
-        nearest = min([until, *self._due.values(), *(patience for patience, _ in self._victims.values())])
+        due = [*self._due.values(), *(patience for patience, _ in self._victims.values())]
+        nearest = min([until, *due, *(leaving.until for leaving in self._leaving.values())])
         if self._nodes.beats:
             nearest = min(nearest, now + TICK)
         events = self._nodes.hear(max(0.0, nearest - now))
@@ -143,12 +171,17 @@ class Supervision:
         for event in events:
             self._note(event)
         self._handle_losses([event for event in events if isinstance(event, Lost)])
+        self._press()
         self._find_hangs()
 
     def meanwhile(self) -> None:
         """Go on supervising while this process waits for a node's answer: that node may hang itself."""
         if threading.get_ident() == self._thread and not self._ticking:
             self.tick(self._clock())
+
+    def leaving(self) -> bool:
+        """Whether somebody is on its way out."""
+        return bool(self._leaving)
 
     def restarting(self) -> bool:
         """Whether somebody is to be started again."""
@@ -159,16 +192,86 @@ class Supervision:
         self._replaced[name] = reason
         self._nodes.kill(name)
 
+    # ---- growing and shrinking
+
+    def add(self, node: Node) -> None:
+        """Take a further node into the running program. Under a name that was used before it begins a new life."""
+        self.program.insert(node)
+        if node.name not in self._leaving:
+            self._join(node)
+
+    def remove(self, name: str) -> None:
+        """Have a node leave: it ends after its present step, and is not missed. The program is without it at once."""
+        node = self.program.nodes.pop(name, None)
+        if node is None:
+            raise ValueError(f"the program has no node {name!r}: it has {', '.join(self.program.nodes)}")
+        if callers := [other.name for other in self.program.nodes.values() if name in other.callees()]:
+            self.program.nodes[name] = node
+            raise ValueError(f"node {name!r} cannot leave: {', '.join(callers)} would call it")
+        self._leaving[name] = Leaving(node, self._clock() + LEAVING)
+        self._regroup()
+        if self._due.pop(name, None) is not None or self._victims.pop(name, None) is not None:  # it is not there
+            self._left(name)
+        elif methods := [method for method in ("leave", "finish") if offers(node.factory, method)]:
+            self._nodes.tell(name, methods[0])
+        else:  # it makes no steps
+            self._leaving[name].until = self._clock()
+
+    def _join(self, node: Node) -> None:
+        if node.name in self._used:
+            self.supervisor.lives[node.name] += 1
+        self._used.add(node.name)
+        self._regroup()
+        self._start(node)
+
+    def _regroup(self) -> None:
+        """Tell everybody who wants to know how many there are now."""
+        self._members = self.program.members()
+        for name, node in self.program.nodes.items():
+            if name in self._pulses and offers(node.factory, "regroup"):
+                self._nodes.tell(name, "regroup", self._members[name])
+
+    def _press(self) -> None:
+        """Stop who has ended as it was asked to, or takes too long for it."""
+        now = self._clock()
+        for name, leaving in list(self._leaving.items()):
+            if leaving.stage == "asked" and leaving.until <= now and offers(leaving.node.factory, "finish"):
+                for method in ("finish", "report"):
+                    self._nodes.tell(name, method)
+                leaving.stage, leaving.until = "finishing", now + FINISHING
+            elif leaving.stage == "stopping" and leaving.until <= now:
+                leaving.until = now + STOPPING
+                self._nodes.kill(name)
+            elif leaving.stage != "stopping" and (name in self.finished or leaving.until <= now):
+                leaving.stage, leaving.until = "stopping", now + STOPPING
+                self._nodes.stop(name)
+
+    def _left(self, name: str) -> None:
+        """It is gone: who kept something for it lets go of that."""
+        del self._leaving[name]
+        self._pulses.pop(name, None)
+        self.finished.discard(name)
+        self._replaced.pop(name, None)
+        self._nodes.cleared(name)
+        for other, node in self.program.nodes.items():
+            if other in self._pulses and offers(node.factory, "forget"):
+                self._nodes.tell(other, "forget", name)
+        if name in self.program.nodes:  # it was added again meanwhile
+            self._join(self.program.nodes[name])
+
     # ---- starting
 
     def _start(self, node: Node) -> None:
-        restarts = self.supervisor.restarts[node.name]
+        lives = self.supervisor.lives[node.name]
+        revived = node.name in self._lost
+        self._lost.discard(node.name)
+        self._learned_before[node.name] = self._learned
         self._pulses[node.name] = Pulse(started=self._lived)
         self.finished.discard(node.name)
-        if restarts:
+        if revived:
             node = replace(node, start=self.supervisor.states.get(node.name, lambda: None)())
-        seed = node_seed(self._seed, node.name, restarts)
-        context = Context(node.name, seed, restarts, runtime=self._nodes.capabilities, policy=node.policy)
+        seed = node_seed(self._seed, node.name, lives)
+        context = Context(node.name, seed, lives, revived, runtime=self._nodes.capabilities, policy=node.policy)
         self._nodes.start(node, replace(context, members=self._members.get(node.name, Members())))
         self.supervisor.started(node.name)
 
@@ -180,6 +283,7 @@ class Supervision:
                 self.finished.add(name)
             case Beat(name, progress, busy, doing) if name in self._pulses:
                 pulse = self._pulses[name]
+                self._learn(name, pulse, progress)
                 pulse.progress, pulse.busy, pulse.doing, pulse.heard = progress, busy, doing, self._lived
                 pulse.told = pulse.told and busy > 0.0
 
@@ -187,6 +291,10 @@ class Supervision:
         """Causes first: a service's death makes its callers fail, and may be heard of later than their failing. Who
         cannot be started again comes before who can: that ends the run, and is what the user should read. Who is lost
         after that is lost because of it, or would have been ended anyway."""
+        left = [loss.node for loss in losses if loss.node in self._leaving]
+        losses = [loss for loss in losses if loss.node not in left]
+        for name in left:
+            self._left(name)
         if self._over:
             return
         now = self._clock()
@@ -206,6 +314,11 @@ class Supervision:
     def _lose(self, loss: Lost, secondary: bool) -> None:
         name = loss.node
         pulse = self._pulses.pop(name, Pulse())
+        progress = pulse.progress if loss.progress is None else loss.progress
+        self._learn(name, pulse, progress)
+        if progress is None:  # it has no steps to complete: what others have learned meanwhile counts
+            progress = self._learned - self._learned_before.get(name, 0) or None
+        self._lost.add(name)
         try:
             wait = self.supervisor.lost(
                 self.program.nodes[name],
@@ -213,7 +326,7 @@ class Supervision:
                 loss.traceback,
                 secondary,
                 user_error=loss.user_error,
-                progress=pulse.progress if loss.progress is None else loss.progress,
+                progress=progress,
             )
         except RunFailed:
             self._over = True
@@ -221,6 +334,12 @@ class Supervision:
             self._victims.clear()
             raise
         self._due[name] = self._clock() + wait
+
+    def _learn(self, name: str, pulse: Pulse, progress: int | None) -> None:
+        """Count what a learner or worker has come to since it was heard of last."""
+        node = self.program.nodes.get(name)
+        if node is not None and node.role in (Role.LEARNER, Role.WORKER):
+            self._learned += max(0, (progress or 0) - (pulse.progress or 0))
 
     # ---- hanging
 
@@ -232,7 +351,7 @@ class Supervision:
         if not most or not self._nodes.beats:
             return
         for name, pulse in list(self._pulses.items()):
-            if pulse.told:
+            if pulse.told or name in self._leaving:
                 continue
             silent = self._lived - (pulse.started if pulse.heard is None else pulse.heard)
             patience = STARTING if pulse.heard is None else 3 * self._nodes.beats

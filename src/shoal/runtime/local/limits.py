@@ -52,9 +52,10 @@ def _free_memory() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def check(program: Program, limits: Limits) -> None:
-    """Refuse what cannot be run here. A node has two threads of its own, and two for each node that calls it."""
-    nodes = len(program.nodes)
+def check(program: Program, limits: Limits, more: int = 0) -> None:
+    """Refuse what cannot be run here, or not with so many nodes `more`, whose memory is asked for alone. A node has two
+    threads of its own, and two for each node that calls it."""
+    nodes = len(program.nodes) + more
     callers = Counter(callee for node in program.nodes.values() for callee in node.callees())
     tasks = 2 * nodes + 2 * callers.total()
     files = max([nodes, *(2 * count for count in callers.values())]) + SPARE_FILES
@@ -62,7 +63,7 @@ def check(program: Program, limits: Limits) -> None:
         (tasks, SHARE * limits.tasks, f"{tasks:,} processes and threads", f"{limits.tasks:,.0f} are allowed"),
         (files, limits.files, f"{files:,} open files in one process", f"{limits.files:,.0f} are allowed (ulimit -n)"),
         (
-            nodes * NODE_MEMORY,
+            (more or nodes) * NODE_MEMORY,
             SHARE * limits.memory,
             f"{nodes * NODE_MEMORY / 2**30:,.0f} GB of memory",
             f"{limits.memory / 2**30:,.1f} GB are free",

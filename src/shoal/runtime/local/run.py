@@ -164,6 +164,15 @@ class LocalRun(ProcessRun):
             self.supervisor.started(ZYGOTE.name)
         return [event for event in told if event is not None]
 
+    def add(self, node: Node) -> None:
+        limits.check(self.program, limits.Limits.here(), more=1)
+        super().add(node)
+
+    def stop(self, name: str) -> None:
+        if name in self._processes:
+            with contextlib.suppress(Closed):
+                self._processes[name].control.send(("stop",))
+
     def kill(self, name: str) -> None:
         if name in self._processes:
             self._launcher.kill(self._processes[name].pid)

@@ -29,7 +29,7 @@ from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.processes import ProcessRun
 from shoal.runtime.ray import placement
 from shoal.runtime.ray.cluster import Cluster
-from shoal.runtime.ray.remote import BEAT, RemoteNode, make_lanes
+from shoal.runtime.ray.remote import BEAT, RemoteNode, Stopped, make_lanes
 from shoal.runtime.supervise import Supervisor
 from shoal.runtime.supervised import Beat, Event, Finished, Lost
 
@@ -159,6 +159,10 @@ class RayRun(ProcessRun):
             ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process.pid)
         self._killed.append(Lost(name, "was killed"))
 
+    def stop(self, name: str) -> None:
+        if name in self._processes:
+            self._processes[name].actor.stop.remote()
+
     def _listen(self, process: Process, told: Any) -> Event | None:
         """Take in what a node has told, or what Ray tells of its end."""
         match told:
@@ -168,10 +172,10 @@ class RayRun(ProcessRun):
                 if not self._placing:
                     self._begin(process)
                 told = None
-            case Lost():
+            case Lost() | Stopped():
                 ray.kill(process.actor)
                 del self._processes[process.node.name]
-                return told
+                return told if isinstance(told, Lost) else Lost(process.node.name, "ended as it was asked to")
             case exceptions.RayError() as error:
                 del self._processes[process.node.name]
                 reason = _ending(error)
