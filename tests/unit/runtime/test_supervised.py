@@ -15,7 +15,19 @@ from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.network.transport import Connection, pair
 from shoal.runtime.processes import ProcessRun
 from shoal.runtime.supervise import FIRST_BACKOFF, Hang, Loss, RunFailed, Supervisor
-from shoal.runtime.supervised import SETTLING, STARTING, Beat, Event, Finished, Lost, Supervision
+from shoal.runtime.supervised import (
+    FINISHING,
+    LEAVING,
+    SETTLING,
+    STARTING,
+    STOPPING,
+    Beat,
+    Event,
+    Finished,
+    Lost,
+    Supervision,
+)
+from shoal.types import Role
 
 
 class Actor:
@@ -38,6 +50,9 @@ class Pretended:
         self.now = 0.0
         self.starts: list[tuple[float, str, Context]] = []
         self.kills: list[tuple[float, str]] = []
+        self.stops: list[tuple[float, str]] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.deaf: set[str] = set()
         self.ready_at = 0.0
         self.taken: dict[str, list[Any]] = {}  # states
         self.losses: list[Loss] = []
@@ -77,6 +92,16 @@ class Pretended:
     def kill(self, name: str) -> None:
         self.kills.append((self.now, name))
         self.at(self.now, Lost(name, "was killed by SIGKILL"))
+
+    def stop(self, name: str) -> None:
+        self.stops.append((self.now, name))
+        if name not in self.deaf:
+            self.at(self.now, Lost(name, "exited with code 0"))
+
+    def tell(self, name: str, method: str, *arguments: object) -> None:
+        self.calls.append((name, method, *arguments))
+
+    def cleared(self, name: str) -> None: ...
 
     def started(self, name: str) -> list[float]:
         return [when for when, started, _ in self.starts if started == name]
@@ -193,6 +218,68 @@ def test_a_victim_without_a_cause_is_judged_by_itself() -> None:
     with pytest.raises(RunFailed, match="node 'actor/0' raised NodeDied"):
         run.loop.wait(10.0)
     assert run.now == pytest.approx(1.0 + SETTLING)
+
+
+class Replay:
+    restart = True
+
+
+class Learner(Actor):
+    role = Role.LEARNER
+
+    def finish(self) -> None: ...
+
+
+def losing_replay(updates: int) -> Pretended:
+    """A replay that lives for three seconds at a time, in each of which the learner makes so many updates."""
+    run = Pretended(max_failures=5)
+    for name, kind in (("replay", Replay), ("learner", Learner)):
+        run.program.add(name, kind)
+    run.loop = Supervision(run.program, run, run.supervisor, 0, lambda: run.now)
+    for life in range(12):
+        run.at(3.0 * life + 1.0, Beat("replay", None), Beat("learner", updates * life))
+        run.at(3.0 * life + 2.0, Lost("replay", "was killed by SIGKILL"))
+    return run
+
+
+def test_a_service_that_is_lost_again_and_again_is_not_given_up_while_the_learner_learns() -> None:
+    run = losing_replay(updates=4)
+    run.loop.start_all()
+    run.loop.wait(40.0)
+    assert run.supervisor.restarts["replay"] == 12
+
+
+def test_a_service_with_short_lives_in_which_nobody_learns_is_given_up() -> None:
+    run = losing_replay(updates=0)
+    run.loop.start_all()
+    with pytest.raises(RunFailed, match="'replay' was killed by SIGKILL, 6 times in a row"):
+        run.loop.wait(40.0)
+
+
+def test_who_leaves_is_asked_to_then_stopped_then_killed_and_never_lost() -> None:
+    run = Pretended()
+    run.program.add("learner", Learner)
+    run.loop = Supervision(run.program, run, run.supervisor, 0, lambda: run.now)
+    run.loop.start_all()
+    run.deaf = {"learner"}
+    run.loop.remove("learner")
+    run.loop.wait(LEAVING + FINISHING + STOPPING + 1.0)
+    assert [call[:2] for call in run.calls] == [("learner", name) for name in ("finish", "finish", "report")]
+    assert [(name, round(when)) for when, name in run.stops] == [("learner", round(LEAVING + FINISHING))]
+    assert [(name, round(when)) for when, name in run.kills] == [("learner", round(LEAVING + FINISHING + STOPPING))]
+    assert run.losses == []
+    assert "learner" not in run.program.nodes
+
+
+def test_who_is_lost_while_it_waits_to_be_started_again_leaves_at_once() -> None:
+    run = Pretended()
+    run.loop.start_all()
+    run.at(1.0, killed("actor/0"))
+    run.loop.wait(1.01)
+    run.loop.remove("actor/0")
+    run.loop.wait(10.0)
+    assert run.started("actor/0") == [0.0]
+    assert run.stops == []
 
 
 def test_a_node_that_gets_nowhere_ends_the_run_after_max_failures() -> None:
@@ -460,6 +547,8 @@ class Answering(ProcessRun):
     def start(self, node: Node, context: Context) -> None: ...
 
     def kill(self, name: str) -> None: ...
+
+    def stop(self, name: str) -> None: ...
 
     def close(self) -> None:
         self.close_lanes()
