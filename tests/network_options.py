@@ -7,23 +7,13 @@ from typing import Any
 
 from gymnasium import spaces
 
+from shoal.config import config
+from shoal.options import ActorAndCritics, Normalization, PolicyAndValue, RecurrentDuelingNetwork
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """The fields of all configs that say what a network is."""
 
-    network: str | None = None
-    core: str | None = None
-    hidden: tuple[int, ...] = (64, 64)
-    actor_hidden: tuple[int, ...] = (64, 64)
-    critic_hidden: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
-    shared_torso: bool = True
-    state_dependent_std: bool = False
-    lstm: int = 0
-    stream: int = 0
-    normalize_observations: bool = False
-    layer_norm: bool = False
+@config(hidden=(64, 64), actor_hidden=(64, 64), critic_hidden=(64, 64), activation="tanh", lstm=0, shared_torso=True)
+class NetworkOptions(PolicyAndValue, RecurrentDuelingNetwork, ActorAndCritics, Normalization):
+    """The options of all configs that say what a network is."""
 
 
 @dataclass(frozen=True)

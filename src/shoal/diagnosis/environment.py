@@ -18,6 +18,7 @@ from shoal.diagnosis.findings import Finding
 from shoal.diagnosis.stepping import Raw, Row, in_this_process
 from shoal.envs import EVALUATION_LIMIT, EnvFault, EnvSpec, check
 from shoal.envs.state import NoState
+from shoal.pixels import is_image
 from shoal.types import Array
 
 STEPS, SECONDS = 3_000, 3.0  # of random actions that are looked at, at most
@@ -93,16 +94,19 @@ class Environment:
         told = f"observations {check.shown(spec.observation_space)}; actions {check.shown(spec.action_space)}"
         self.tell(Finding("ok", "spaces", f"{told}; kind {spec.kind}"))
         for name, space in tree.leaf_spaces(spec.observation_space, "observation").items():
-            if _looks_like_an_image(space):
-                self.tell(
-                    Finding(
-                        "warning",
-                        "spaces",
-                        f"{name!r} is {list(check.shape_of(space))} of {space.dtype}: no convolutions are built for it "
-                        "and it takes several times the memory of bytes",
-                        "if it is an image, give its space dtype=np.uint8, from 0 to 255",
-                    )
+            shape = check.shape_of(space)
+            large = 2 <= len(shape) <= 4 and sorted(shape[-3:])[-2] >= IMAGE
+            if not isinstance(space, spaces.Box) or space.dtype == np.uint8 or not large:
+                continue
+            built = "convolutions are built for it, but" if is_image(space) else "no convolutions are built for it, and"
+            self.tell(
+                Finding(
+                    "warning",
+                    "spaces",
+                    f"{name!r} is {list(shape)} of {space.dtype}: {built} it takes several times the memory of bytes",
+                    "if it is an image, give its space dtype=np.uint8, from 0 to 255",
                 )
+            )
 
     # ---- what it gives
 
@@ -338,12 +342,6 @@ class Environment:
 
 def _range(low: float, high: float) -> str:
     return f"{low:,.4g}" if low == high else f"{low:,.4g} to {high:,.4g}"
-
-
-def _looks_like_an_image(space: Any) -> bool:
-    shape = check.shape_of(space)
-    large = sorted(shape)[-2:] if len(shape) in (2, 3) else [0]
-    return isinstance(space, spaces.Box) and not check.is_image(space) and min(large) >= IMAGE
 
 
 def _actions(spec: EnvSpec, count: int, rows: int) -> list[Array]:

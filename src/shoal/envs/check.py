@@ -11,6 +11,7 @@ from gymnasium import Space, spaces
 from shoal import tree
 from shoal.envs.faults import EnvFault, what_was_raised
 from shoal.errors import UserError
+from shoal.pixels import is_image
 from shoal.types import Array
 
 
@@ -58,10 +59,6 @@ def action_space(space: Space[Any], environment: str) -> Space[Any]:
     )
 
 
-def is_image(space: Space[Any]) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
-
-
 def image_stacks(space: Space[Any], count: int, *, stacked: bool = False) -> dict[str, int]:
     """The images of an observation, each of which is one of `count` frames; or, when `stacked`, all of them."""
     if count == 1:
@@ -78,7 +75,9 @@ def stacked_space(space: Space[Any], count: int) -> Space[Any]:
         case spaces.Tuple():
             return spaces.Tuple(stacked_space(part, count) for part in space.spaces)
         case spaces.Box() if count > 1 and is_image(space):
-            return spaces.Box(np.stack([space.low] * count), np.stack([space.high] * count), dtype=np.uint8)
+            if len(space.shape) == 4:
+                raise UserError(f"--frame-stack {count} cannot stack {shown(space)}, stacks already: leave it out.")
+            return spaces.Box(np.stack([space.low] * count), np.stack([space.high] * count), dtype=space.dtype.type)
     return space
 
 

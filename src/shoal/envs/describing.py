@@ -20,6 +20,7 @@ from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
 from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess
 from shoal.errors import UserError
+from shoal.pixels import is_image
 
 _SMALL = 256  # observations of up to this many numbers are "classic"
 
@@ -151,7 +152,7 @@ def _time_limit(registered: registration.EnvSpec) -> int | None:
 
 def _kind(observation: spaces.Space[Any], action: spaces.Space[Any]) -> TaskKind:
     leaves = list(tree.leaf_spaces(observation, "observation").values())
-    if any(s.dtype == np.uint8 and len(check.shape_of(s)) >= 2 for s in leaves):
+    if any(map(is_image, leaves)):
         return "pixels"
     if isinstance(action, spaces.Box):
         return "control"

@@ -39,8 +39,8 @@ def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -
         _check_precision(cfg)
     if getattr(cfg, "frame_stack", 0) > 1 and not env.stacks:
         raise UserError(
-            f"--frame-stack {cfg.frame_stack} has nothing to stack: {env.name} gives no images, which are bytes of two "
-            "dimensions or more. Leave it out."
+            f"--frame-stack {cfg.frame_stack} has nothing to stack: {env.name} gives no images, which are numbers on "
+            "three axes or bytes on two, of at least 5 by 5 pixels. Leave it out."
         )
     if options.record_every:
         check_drawn(env.for_evaluation())

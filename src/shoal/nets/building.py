@@ -7,12 +7,13 @@ from typing import Any, Protocol
 import torch
 from gymnasium import spaces
 
-from shoal.factories import Factory, name_of
+from shoal.factories import name_of
 from shoal.nets import user_module
 from shoal.nets.actor_critic import ActorCritic
-from shoal.nets.images import compute_in
+from shoal.nets.images import compute_in, precision_of
 from shoal.nets.normalize import ObservationNormalizer
 from shoal.nets.user import UserNetwork
+from shoal.options import Normalization, PolicyAndValue
 
 
 class Spaces(Protocol):
@@ -24,24 +25,7 @@ class Spaces(Protocol):
     def action_space(self) -> spaces.Space[Any]: ...
 
 
-class NetworkConfig(Protocol):
-    """The fields of an algorithm's config that say what its network is."""
-
-    @property
-    def network(self) -> Factory | None: ...
-    @property
-    def hidden(self) -> tuple[int, ...]: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def shared_torso(self) -> bool: ...
-    @property
-    def state_dependent_std(self) -> bool: ...
-    @property
-    def lstm(self) -> int: ...
-
-
-def make_actor_critic(cfg: NetworkConfig, env: Spaces, seed: int) -> ActorCritic | UserNetwork:
+def make_actor_critic(cfg: PolicyAndValue, env: Spaces, seed: int) -> ActorCritic | UserNetwork:
     """The user's network when the config names one as module:factory, else an `ActorCritic`.
 
     If the config says `normalize_observations`, it sees them through running statistics (`shoal.nets.normalize`).
@@ -62,9 +46,9 @@ def make_actor_critic(cfg: NetworkConfig, env: Spaces, seed: int) -> ActorCritic
                 lstm=cfg.lstm,
                 shared=cfg.shared_torso,
                 state_dependent_std=cfg.state_dependent_std,
-                encoder=getattr(cfg, "encoder", "nature"),
+                encoder=cfg.encoder,
             )
-            compute_in(network, getattr(cfg, "precision", "float32"))
-    if getattr(cfg, "normalize_observations", False):
+            compute_in(network, precision_of(cfg))
+    if isinstance(cfg, Normalization) and cfg.normalize_observations:
         network.normalizer = ObservationNormalizer(env.observation_space)
     return network

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -28,8 +28,9 @@ from shoal.nets.building import Spaces
 from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
-from shoal.nets.images import compute_in
+from shoal.nets.images import compute_in, precision_of
 from shoal.nets.user import zeros
+from shoal.options import ActorAndCritics
 
 CriticKind = Literal["scalar", "categorical", "quantile"]
 HEAD_GAIN = 0.01  # actions begin in the middle of their bounds, values near 0
@@ -239,23 +240,8 @@ def head_mlp(inputs: int, hidden: tuple[int, ...], activation: str, outputs: int
     return nn.Sequential(*layers, orthogonal(nn.Linear(hidden[-1] if hidden else inputs, outputs), HEAD_GAIN))
 
 
-class ControlConfig(Protocol):
-    """The fields of an algorithm's config that say what its networks are."""
-
-    @property
-    def network(self) -> Factory | None: ...
-    @property
-    def actor_hidden(self) -> tuple[int, ...]: ...
-    @property
-    def critic_hidden(self) -> tuple[int, ...]: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def layer_norm(self) -> bool: ...
-
-
 def make_bodies(
-    cfg: ControlConfig,
+    cfg: ActorAndCritics,
     env: Spaces,
     seed: int,
     *,
@@ -274,12 +260,12 @@ def make_bodies(
             outputs = actor_outputs * size, critic_outputs
             pairs = [_make_pair(cfg.network, env, size, *outputs) for _ in range(critics)]
             return [pairs[0][0], *(critic for _, critic in pairs)]
-        form = cfg.activation, cfg.layer_norm, getattr(cfg, "encoder", "nature")
+        form = cfg.activation, cfg.layer_norm, cfg.encoder
         bodies = [
             ActorBody(env, actor_outputs * size, cfg.actor_hidden, *form),
             *(CriticBody(env, critic_outputs, cfg.critic_hidden, *form) for _ in range(critics)),
         ]
-    return [compute_in(body, getattr(cfg, "precision", "float32")) for body in bodies]
+    return [compute_in(body, precision_of(cfg)) for body in bodies]
 
 
 def _make_pair(

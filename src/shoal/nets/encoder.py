@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shoal.errors import UserError
 from shoal.nets.images import ImageEncoder, ResidualEncoder
+from shoal.pixels import is_image
 
 
 class VectorEncoder(nn.Module):
@@ -81,13 +82,3 @@ def make_encoder(space: spaces.Space[Any], images: str = "nature") -> nn.Module:
         f"The observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
         "or a Dict or Tuple of these."
     )
-
-
-def is_image(space: spaces.Box) -> bool:
-    """Three axes with sides of at least 5 pixels, a two-dimensional array of bytes of at least 36, or a stack of images
-    of bytes."""
-    if len(space.shape) == 4 and space.dtype == np.uint8:
-        return sorted(space.shape[1:])[1] >= 5
-    if len(space.shape) == 3:
-        return sorted(space.shape)[1] >= 5
-    return len(space.shape) == 2 and space.dtype == np.uint8 and min(space.shape) >= 36

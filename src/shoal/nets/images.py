@@ -7,13 +7,16 @@ a CPU. With `precision` bfloat16 the convolutions are computed in it, and what t
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from shoal.options import Learning
+
+N = TypeVar("N", bound=nn.Module)
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride (Mnih 2015): needs 36 pixels a side
 SMALL_IMAGE = ((16, 3, 1), (32, 3, 1))  # for grids such as 10 × 10; needs 5
 RESIDUAL = (16, 32, 32)  # channels of the three sections of IMPALA's deep network, each of which halves the sides
@@ -127,9 +130,13 @@ def convolution(channels: int, filters: int, kernel: int, stride: int = 1, paddi
     return layer
 
 
-def compute_in(network: Any, precision: str) -> Any:
+def compute_in(network: N, precision: str) -> N:
     """The same network, whose convolutions of images compute in "float32" or "bfloat16"."""
     for module in network.modules():
         if isinstance(module, Convolutions):
             module.precision = getattr(torch, precision)
     return network
+
+
+def precision_of(cfg: object) -> str:
+    return cfg.precision if isinstance(cfg, Learning) else "float32"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shoal import tree
 from shoal.functional.normalisation import Moments, from_sums, masked_sums, merge, normalise
 from shoal.functional.returns import backward_recurrence, learned_rewards
-from shoal.nets.encoder import is_image
+from shoal.pixels import is_image
 
 LIMIT = 10.0  # what is normalised is clipped to ± this
 EPSILON = 1e-8  # added to variances

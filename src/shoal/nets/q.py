@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -17,8 +17,9 @@ from shoal.nets.building import Spaces
 from shoal.nets.dense import Dense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import orthogonal
-from shoal.nets.images import compute_in
+from shoal.nets.images import compute_in, precision_of
 from shoal.nets.user_q import UserCore, UserRecurrentQ, check_q, history
+from shoal.options import DuelingNetwork, RecurrentDuelingNetwork
 
 HEAD_GAIN = 0.1  # values begin near 0, so that the first targets are little more than the rewards
 
@@ -161,27 +162,7 @@ def action_count(space: spaces.Space[Any]) -> int:
     return int(space.n)
 
 
-class QConfig(Protocol):
-    """The fields of an algorithm's config that say what its network is."""
-
-    @property
-    def network(self) -> Factory | None: ...
-    @property
-    def hidden(self) -> tuple[int, ...]: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def stream(self) -> int: ...
-
-
-class RecurrentQConfig(QConfig, Protocol):
-    @property
-    def core(self) -> Factory | None: ...
-    @property
-    def lstm(self) -> int: ...
-
-
-def make_q_network(cfg: QConfig, env: Spaces, seed: int, quantiles: int = 0) -> nn.Module:
+def make_q_network(cfg: DuelingNetwork, env: Spaces, seed: int, quantiles: int = 0) -> nn.Module:
     """The user's module when the config names one as module:factory, else a `QNetwork`: called the same way.
 
     Initial weights depend on the seed alone; the global random state is left as it was.
@@ -199,12 +180,14 @@ def make_q_network(cfg: QConfig, env: Spaces, seed: int, quantiles: int = 0) -> 
             activation=cfg.activation,
             stream=cfg.stream,
             quantiles=quantiles,
-            encoder=getattr(cfg, "encoder", "nature"),
+            encoder=cfg.encoder,
         )
-    return cast(nn.Module, compute_in(network, getattr(cfg, "precision", "float32")))
+    return compute_in(network, precision_of(cfg))
 
 
-def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> RecurrentQNetwork | UserRecurrentQ:
+def make_recurrent_q_network(
+    cfg: RecurrentDuelingNetwork, env: Spaces, seed: int
+) -> RecurrentQNetwork | UserRecurrentQ:
     """The same for recurrent networks."""
     actions = action_count(env.action_space)
     with torch.random.fork_rng(devices=[]):
@@ -220,6 +203,6 @@ def make_recurrent_q_network(cfg: RecurrentQConfig, env: Spaces, seed: int) -> R
             lstm=cfg.lstm,
             core=cfg.core,
             stream=cfg.stream,
-            encoder=getattr(cfg, "encoder", "nature"),
+            encoder=cfg.encoder,
         )
-    return cast(RecurrentQNetwork, compute_in(network, getattr(cfg, "precision", "float32")))
+    return compute_in(network, precision_of(cfg))

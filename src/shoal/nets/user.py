@@ -64,14 +64,8 @@ class UserNetwork(nn.Module):
             parameters, value = self.module(tree.map(lambda x: x.flatten(0, 1), observation))
             parameters, value = parameters.reshape(length, count, -1), value.reshape(length, count)
         else:
-            rows = []
-            for t in range(length):
-                begins = first[t]
-                state = {key: x.masked_fill(_align(begins, x), 0) for key, x in state.items()}
-                *row, state = self.module(tree.map(lambda x, t=t: x[t], observation), state)
-                rows.append(row)
-            parameters = torch.stack([row[0] for row in rows])
-            value = torch.stack([row[1].reshape(count) for row in rows])
+            (parameters, value), state = user_module.step_through(self.module, (observation,), state, first)
+            value = value.reshape(length, count)
         return (parameters if self.log_std is None else self.log_std(parameters)), value, state
 
     def _check(self, observation_space: spaces.Space[Any], name: str) -> None:
@@ -127,8 +121,3 @@ def zeros(space: spaces.Space[Any], count: int) -> Any:
             return torch.from_numpy(np.stack([np.asarray(space.start)] * count))
     assert space.shape is not None
     return torch.from_numpy(np.zeros((count, *space.shape), space.dtype))
-
-
-def _align(mask: Tensor, x: Tensor) -> Tensor:
-    """mask [B] with as many trailing axes as x [B, ...]."""
-    return mask.view(-1, *[1] * (x.dim() - 1))

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from shoal import tree
 from shoal.errors import UserError
 from shoal.factories import Factory, load_factory, name_of
+from shoal.nets.actor_critic import State
 
 
 def make(factory: Factory, what: str, *arguments: Any) -> Any:
@@ -39,6 +41,17 @@ def attempt(module: nn.Module, what: str, *inputs: Any) -> Any:
             "torch.no_grad() or a detach() in its forward?"
         )
     return outputs
+
+
+def step_through(module: nn.Module, inputs: tuple[Any, ...], state: State, first: Tensor) -> tuple[list[Tensor], State]:
+    """A one-step module over rows [T, B, ...] of nested inputs, its state zeroed before rows that begin an episode: its
+    outputs, each [T, B, ...], and the state after them."""
+    rows = []
+    for t, begins in enumerate(first):
+        state = {key: x.masked_fill(begins.view(-1, *[1] * (x.dim() - 1)), 0) for key, x in state.items()}
+        *row, state = module(*tree.map(lambda x, t=t: x[t], inputs), state)
+        rows.append(row)
+    return [torch.stack(outputs) for outputs in zip(*rows)], state
 
 
 def _guarded(message: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -21,7 +21,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from shoal import tree
 from shoal.errors import UserError
 from shoal.nets import user_module
 from shoal.nets.actor_critic import State
@@ -63,7 +62,8 @@ class UserRecurrentQ(nn.Module):
         self, observation: Any, previous_action: Tensor, previous_reward: Tensor, state: State, first: Tensor
     ) -> tuple[Tensor, State]:
         before, reward = history(previous_action, previous_reward, first, self.actions)
-        return step_through(self.module, (observation, before, reward), state, first)
+        (q,), state = user_module.step_through(self.module, (observation, before, reward), state, first)
+        return q, state
 
 
 class UserCore(nn.Module):
@@ -87,17 +87,8 @@ class UserCore(nn.Module):
         return self.module.initial_state(count)  # type: ignore[operator, no-any-return]
 
     def forward(self, inputs: Tensor, state: State, first: Tensor) -> tuple[Tensor, State]:
-        return step_through(self.module, (inputs,), state, first)
-
-
-def step_through(module: nn.Module, inputs: tuple[Any, ...], state: State, first: Tensor) -> tuple[Tensor, State]:
-    """A one-step module over rows [T, B, ...] of nested inputs, its state zeroed before rows that begin an episode."""
-    outputs = []
-    for t, begins in enumerate(first):
-        state = {key: x.masked_fill(begins.view(-1, *[1] * (x.dim() - 1)), 0) for key, x in state.items()}
-        output, state = module(*tree.map(lambda x, t=t: x[t], inputs), state)
-        outputs.append(output)
-    return torch.stack(outputs), state
+        (outputs,), state = user_module.step_through(self.module, (inputs,), state, first)
+        return outputs, state
 
 
 def history(previous_action: Tensor, previous_reward: Tensor, first: Tensor, actions: int) -> tuple[Tensor, Tensor]:

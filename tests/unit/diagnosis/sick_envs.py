@@ -125,6 +125,15 @@ class Nested(Well):
         return {"camera": self.np_random.uniform(0, 255, (20, 20)).astype(np.float32), "mode": 1}
 
 
+class FloatCamera(Well):
+    """Images, for which convolutions are built, and which need four times the memory of bytes."""
+
+    observation_space = spaces.Box(0.0, 1.0, (20, 20, 3), np.float32)
+
+    def see(self) -> Any:
+        return self.np_random.uniform(0, 1, (20, 20, 3)).astype(np.float32)
+
+
 class Vector(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """With NEXT_STEP autoreset, unless it pays for the step that only resets, or ends an episode with it."""
 

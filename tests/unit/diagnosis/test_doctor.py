@@ -67,6 +67,7 @@ def test_nothing_is_found_on_a_healthy_environment_and_its_network_learns() -> N
         ("Frozen", "warning", "observations", "the same in all"),
         ("Spoiled", "fault", "environment", "is nan at [1]"),
         ("Nested", "warning", "spaces", "no convolutions are built for it"),
+        ("FloatCamera", "warning", "spaces", "float32: convolutions are built for it, but it takes several times"),
     ],
 )
 def test_a_sick_environment_is_found_out(
