@@ -50,6 +50,13 @@ def nest(space: Any, flat: Mapping[str, Any], name: str = "") -> Tree:
     return flat[name]
 
 
+def leaf(tree: Tree) -> Any:
+    """One of its leaves, the first."""
+    while isinstance(tree, Mapping | tuple):
+        tree = next(iter(tree.values() if isinstance(tree, Mapping) else tree))
+    return tree
+
+
 def is_under(key: str, name: str) -> bool:
     """Whether `flatten(tree, name)` could have given this key."""
     return key == name or key.startswith(f"{name}/")

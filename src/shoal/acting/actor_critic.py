@@ -6,27 +6,36 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal import tree
 from shoal.acting.network_policy import NetworkPolicy, to_array
 from shoal.acting.numpy_actor_critic import NumpyActorCritic, supported
+from shoal.acting.policy import Acted, Choice, State
+from shoal.functional.arrays import Random
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.user import UserNetwork
 from shoal.nets.weights import named_tensors
-from shoal.types import Array, Columns
+from shoal.types import Values
 
 
 class ActorCriticPolicy(NetworkPolicy[ActorCritic | UserNetwork]):
     """Draws actions from a network's policy, or takes the most probable ones when `greedy`."""
 
     def __init__(
-        self, network: ActorCritic | UserNetwork, seed: int, *, greedy: bool = False, device: str = "cpu"
+        self,
+        network: ActorCritic | UserNetwork,
+        seed: int,
+        *,
+        greedy: bool = False,
+        device: str = "cpu",
+        shared: bool = False,
     ) -> None:
-        super().__init__(network, seed, device, NumpyActorCritic if supported(network) else None)
+        mirror = NumpyActorCritic if supported(network) and not shared else None
+        super().__init__(network, seed, greedy=greedy, device=device, mirror=mirror, shared=shared)
         self._distribution = network.distribution
-        self._greedy = greedy
 
-    def initial_state(self, count: int) -> Columns:
+    def initial_state(self, count: int) -> State:
         return {name: np.array(to_array(x)) for name, x in self.network.initial_state(count).items()}
 
     def refresh(self) -> None:
@@ -35,21 +44,23 @@ class ActorCriticPolicy(NetworkPolicy[ActorCritic | UserNetwork]):
         if self.mirror is not None:
             self.mirror.load({name: tensor.numpy() for name, tensor in named_tensors(self.network).items()})
 
-    def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
-        """observation [B, ...], first bool [B] → action [B, ...], state after, {"log_prob": [B]} (none if greedy)."""
-        if self.mirror is not None:
-            parameters = self.mirror(observation)
-        else:
-            parameters, state = self._forward(observation, state, first)
-        if self._greedy:
-            return self._distribution.mode(parameters), state, {}
-        action, log_prob = self._distribution.sample(parameters, self.random)
-        return action, state, {"log_prob": log_prob}
+    def greedy(self, observation: Any, state: State) -> Choice:
+        parameters, after = self._parameters(observation, state)
+        return Choice(self._distribution.mode(parameters), parameters, after)
 
-    @torch.inference_mode()
-    def _forward(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns]:
-        if self.network.training:  # whoever trains the same network has left it so
-            self.network.eval()
-        rows, before, begins = self.to_device((observation, state, first))
-        parameters, _, after = self.network(tree.map(lambda x: x.unsqueeze(0), rows), before, begins.unsqueeze(0))
-        return to_array(parameters[0]), {name: to_array(x) for name, x in after.items()}
+    def explore(self, observation: Any, state: State, random: Random) -> Acted:
+        """The columns to record are {"log_prob": [B]}."""
+        parameters, after = self._parameters(observation, state)
+        action, log_prob = self._distribution.sample(parameters, random)
+        return action, after, {"log_prob": log_prob}
+
+    def _parameters(self, observation: Any, state: State) -> tuple[Values, State]:
+        """Those of the distribution, [B, size], and the state after this row."""
+        some = tree.leaf(observation)
+        if not isinstance(some, Tensor):
+            return self.mirror(observation), state
+        nowhere = torch.zeros(
+            1, some.shape[0], dtype=torch.bool, device=some.device
+        )  # the state is zero where it begins
+        parameters, _, after = self.network(tree.map(lambda x: x.unsqueeze(0), observation), state, nowhere)
+        return parameters[0], after

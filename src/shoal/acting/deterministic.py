@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.acting.network_policy import ExploringPolicy, to_array
-from shoal.acting.q import VALUES, PriorityLaw, give_priorities
+from shoal.acting.network_policy import ExploringPolicy, PriorityLaw, priorities_by
+from shoal.acting.policy import Acted, Choice, State
+from shoal.acting.q import VALUES
+from shoal.functional.arrays import Random, uniform
 from shoal.functional.exploration import gaussian_noise
 from shoal.nets.control import ControlNetworks
-from shoal.types import Array, Columns
+from shoal.types import Array
 
 
 class ControlPolicy(ExploringPolicy[ControlNetworks]):
@@ -28,16 +29,16 @@ class ControlPolicy(ExploringPolicy[ControlNetworks]):
         self,
         networks: ControlNetworks,
         seed: int,
-        device: str,
-        exploration: Array | None,
+        *,
+        greedy: bool,
         priorities: PriorityLaw | None,
         random_rows: int,  # of uniform actions, before it acts by its actor
+        device: str,
+        ladder: Array | None = None,  # deviation for every environment of the run
     ) -> None:
-        super().__init__(networks, seed, device, exploration)
+        law = priorities_by(priorities, VALUES, ("q", "next_value", "reward", "discount"), VALUES)
+        super().__init__(networks, seed, greedy=greedy, ladder=ladder, priorities=law, device=device)
         self._random_rows = random_rows
-        self._records = priorities is not None
-        if priorities is not None:
-            give_priorities(self, priorities, VALUES, ("q", "next_value", "reward", "discount"))
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"random_rows": self._random_rows}
@@ -46,22 +47,26 @@ class ControlPolicy(ExploringPolicy[ControlNetworks]):
         super().load_state_dict(state)
         self._random_rows = state["random_rows"]
 
-    def random_actions(self, like: Tensor) -> Tensor | None:
+    def random_actions(self, like: Tensor, random: Random) -> Tensor | None:
         """Uniform ones [B, n] in units, as long as they are asked for."""
-        if self._random_rows <= 0 or self.exploration is None:
+        if self._random_rows <= 0:
             return None
         self._random_rows -= 1
-        return self.to_device(self.random.uniform(-1.0, 1.0, tuple(like.shape)).astype(np.float32))  # type: ignore[no-any-return]
+        drawn: Tensor = (2.0 * uniform(random, like) - 1.0).float()
+        return drawn
 
-    def answer(self, observation: Any, preferred: Tensor, taken: Tensor, bonus: Tensor | None = None) -> Any:
+    def preferred(self, units: Tensor, state: State) -> Choice:
+        return Choice(self.network.actor.units.to_environment(units), units, state)
+
+    def taken(self, observation: Any, preferred: Tensor, taken: Tensor, bonus: Tensor | None = None) -> Acted:
         """Actions as the environment has them, no state, and what to record; `bonus` [B] is added to the value of the
         preferred action."""
-        action = to_array(self.network.actor.units.to_environment(taken))
-        if not self._records:
+        action = self.network.actor.units.to_environment(taken)
+        if self.first_priorities is None:
             return action, {}, {}
         both = tree.map(lambda part: torch.cat([part, part]), observation)
         q, value = self.network.critic.expected_return(both, torch.cat([taken, preferred])).chunk(2)
-        return action, {}, {"q": to_array(q), "value": to_array(value if bonus is None else value + bonus)}
+        return action, {}, {"q": q, "value": value if bonus is None else value + bonus}
 
 
 class DeterministicPolicy(ControlPolicy):
@@ -77,17 +82,15 @@ class DeterministicPolicy(ControlPolicy):
         random_rows: int = 0,
         device: str = "cpu",
     ) -> None:
-        super().__init__(networks, seed, device, noise, priorities, random_rows)
+        options: dict[str, Any] = {"priorities": priorities, "random_rows": random_rows, "device": device}
+        super().__init__(networks, seed, greedy=noise is None, ladder=noise, **options)
 
-    @torch.inference_mode()
-    def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
-        """observation [B, ...] → actions [B, *shape] as the environment has them, no state, and what to record."""
-        seen = self.to_device(observation)
-        preferred: Tensor = self.network.actor(seen)
-        taken = self.random_actions(preferred)
+    def greedy(self, observation: Any, state: State) -> Choice:
+        return self.preferred(self.network.actor(observation), state)
+
+    def explore(self, observation: Any, state: State, random: Random) -> Acted:
+        preferred: Tensor = self.network.actor(observation)
+        taken = self.random_actions(preferred, random)
         if taken is None:
-            taken = preferred if self.exploration is None else self._noisy(preferred, self.exploration)
-        return self.answer(seen, preferred, taken)  # type: ignore[no-any-return]
-
-    def _noisy(self, preferred: Tensor, deviation: Array) -> Tensor:
-        return self.to_device(gaussian_noise(to_array(preferred), deviation, self.random))  # type: ignore[no-any-return]
+            taken = gaussian_noise(preferred, self.explores(preferred), random)
+        return self.taken(observation, preferred, taken)

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import nn
 
+from shoal.acting.numpy_q import is_of
 from shoal.nets.actor_critic import ActorCritic
+from shoal.nets.dense import Dense
 from shoal.nets.encoder import VectorEncoder
-from shoal.nets.heads import LOG_STD_RANGE
-from shoal.nets.normalize import EPSILON, LIMIT
+from shoal.nets.heads import LOG_STD_RANGE, LogStd, PolicyHead
+from shoal.nets.normalize import EPSILON, LIMIT, ObservationNormalizer, RunningStatistics
 from shoal.types import Array, Arrays
 
 
@@ -64,9 +67,15 @@ class NumpyActorCritic:
         return x.T
 
 
+LAYERS = (
+    *(VectorEncoder, nn.Sequential, Dense, PolicyHead, LogStd, nn.Linear),
+    *(ObservationNormalizer, nn.ModuleList, RunningStatistics),
+)
+
+
 def supported(network: object) -> bool:
     """Whether a network is the built-in feed-forward one over a plain vector."""
-    return isinstance(network, ActorCritic) and network.core is None and isinstance(network.encoder, VectorEncoder)
+    return is_of(network, ActorCritic, *LAYERS)
 
 
 def _tanh(x: Array) -> None:

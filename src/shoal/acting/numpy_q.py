@@ -8,6 +8,7 @@ from typing import TypeGuard, cast
 import numpy as np
 from torch import nn
 
+from shoal.nets.dense import Dense
 from shoal.nets.encoder import VectorEncoder
 from shoal.nets.q import DuelingHead, QNetwork
 from shoal.types import Array, Arrays
@@ -76,9 +77,18 @@ def folded_head(weights: Arrays, head: DuelingHead) -> tuple[Array, Array]:
     return weight.reshape(head.actions * atoms, -1), bias.reshape(-1, 1)
 
 
+LAYERS = (VectorEncoder, nn.Sequential, Dense, DuelingHead, nn.Linear)
+
+
 def supported(network: object) -> TypeGuard[QNetwork]:
     """Whether a network is the built-in one over a plain vector."""
-    return isinstance(network, QNetwork) and isinstance(network.encoder, VectorEncoder)
+    return is_of(network, QNetwork, *LAYERS)
+
+
+def is_of(network: object, kind: type[nn.Module], *layers: type[nn.Module]) -> bool:
+    """Whether a network and all its layers are exactly of these kinds: one that is derived from them, such as a noisy
+    layer, may compute something else."""
+    return isinstance(network, kind) and all(type(layer) in (kind, *layers) for layer in network.modules())
 
 
 def _centred(advantage: Array) -> Array:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypeGuard
 
 import numpy as np
+from torch import nn
 
-from shoal.acting.numpy_q import Layers, folded_head, vectors
+from shoal.acting.numpy_q import LAYERS, Layers, folded_head, is_of, vectors
 from shoal.nets.actor_critic import LSTM
-from shoal.nets.encoder import VectorEncoder
 from shoal.nets.q import RecurrentQNetwork
 from shoal.types import Array, Arrays, Columns
 
@@ -72,9 +72,6 @@ class NumpyRecurrentQ:
 
 def supported(network: object) -> TypeGuard[RecurrentQNetwork]:
     """Whether a network is the built-in one over a plain vector, with the built-in core."""
-    return (
-        isinstance(network, RecurrentQNetwork)
-        and isinstance(network.encoder, VectorEncoder)
-        and isinstance(network.core, LSTM)
-        and not network.head.quantiles
-    )
+    if not is_of(network, RecurrentQNetwork, LSTM, nn.LSTMCell, *LAYERS):
+        return False
+    return isinstance(network, RecurrentQNetwork) and not network.head.quantiles

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from shoal import tree
-from shoal.acting.network_policy import ExploringPolicy, to_array
+from shoal.acting.network_policy import ExploringPolicy, PriorityLaw, priorities_by, to_array
 from shoal.acting.numpy_recurrent_q import NumpyRecurrentQ, supported
-from shoal.acting.policy import LAST_REWARD
-from shoal.acting.q import VALUES, PriorityLaw, give_priorities
+from shoal.acting.policy import LAST_REWARD, Acted, Choice, State
+from shoal.acting.q import VALUES
+from shoal.functional.arrays import Random, pick
 from shoal.functional.exploration import epsilon_greedy
 from shoal.nets.q import RecurrentQNetwork
 from shoal.nets.user_q import UserRecurrentQ
-from shoal.types import Array, Columns
-
-Values = TypeVar("Values")  # arrays, or tensors
+from shoal.types import Array, Values
 
 
-def core_state(state: Mapping[str, Values]) -> dict[str, Values]:
+def core_state(state: Mapping[str, Values]) -> State:
     """The network's own part of a policy's state."""
     return {name.removeprefix("core/"): values for name, values in state.items() if name.startswith("core/")}
 
@@ -31,7 +30,7 @@ class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
 
     Its state is the network's under "core/…" (`core_state`), `LAST_REWARD`, which who steps the environments fills in,
     and "last_action", counted from 1: 0 says that there was none yet in this episode. With a law for priorities it
-    records the values it acted on.
+    records the `VALUES` it acted on.
     """
 
     def __init__(
@@ -43,37 +42,46 @@ class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
         priorities: PriorityLaw | None = None,
         device: str = "cpu",
     ) -> None:
-        super().__init__(network, seed, device, epsilons, NumpyRecurrentQ if supported(network) else None)
-        self._forward = self.mirror or self._by_torch
-        self._records = priorities is not None
-        if priorities is not None:
-            columns = (*VALUES, "state/last_action")
-            give_priorities(self, priorities, columns, (*columns, "reward", "terminated", "valid"))
+        columns = (*VALUES, "state/last_action")
+        super().__init__(
+            network,
+            seed,
+            greedy=epsilons is None,
+            ladder=epsilons,
+            priorities=priorities_by(priorities, columns, (*columns, "reward", "terminated", "valid"), VALUES),
+            device=device,
+            mirror=NumpyRecurrentQ if supported(network) else None,
+        )
 
-    def initial_state(self, count: int) -> Columns:
+    def initial_state(self, count: int) -> State:
         core = {f"core/{name}": np.array(to_array(x)) for name, x in self.network.initial_state(count).items()}
         return core | {"last_action": np.zeros(count, np.int64), LAST_REWARD: np.zeros(count, np.float32)}
 
-    def act(self, observation: Any, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
-        """observation [B, ...] → actions [B], state after, and unless greedy the `VALUES` acted on.
+    def greedy(self, observation: Any, state: State) -> Choice:
+        q, core = self._outputs(observation, state)
+        best = q.argmax(-1)
+        return Choice(best, q, self._after(core, best, state))
 
-        The state is zero where an episode begins: whoever carries it has seen to that."""
-        q, core = self._forward(observation, state["last_action"], state[LAST_REWARD], core_state(state))
+    def explore(self, observation: Any, state: State, random: Random) -> Acted:
+        q, core = self._outputs(observation, state)
+        action = epsilon_greedy(q, self.explores(q), random)
         extras = {}
-        action = best = q.argmax(-1)
-        if self.exploration is not None:
-            action = epsilon_greedy(q, self.exploration, self.random)
-        if self._records:
-            rows = np.arange(len(q))
-            extras = {"q": q[rows, action], "value": q[rows, best]}
-        after = {f"core/{name}": value for name, value in core.items()}
-        return action, after | {"last_action": action + 1, LAST_REWARD: state[LAST_REWARD]}, extras
+        if self.first_priorities is not None:
+            extras = {"q": pick(q, action), "value": pick(q, q.argmax(-1))}
+        return action, self._after(core, action, state), extras
 
-    @torch.inference_mode()
-    def _by_torch(
-        self, observation: Any, last_action: Array, last_reward: Array, core: Columns
-    ) -> tuple[Array, Columns]:
-        arrays = (observation, last_action - 1, last_reward, last_action == 0)
-        *rows, first = tree.map(lambda x: x.unsqueeze(0), self.to_device(arrays))
-        q, after = self.network(*rows, self.to_device(core), first)
-        return to_array(q[0]), {name: to_array(x) for name, x in after.items()}
+    @staticmethod
+    def _after(core: State, action: Values, before: State) -> State:
+        """The state after a row; the last reward is still the one before, until who steps the environments tells it."""
+        own = {f"core/{name}": value for name, value in core.items()}
+        return own | {"last_action": action + 1, LAST_REWARD: before[LAST_REWARD]}
+
+    def _outputs(self, observation: Any, state: State) -> tuple[Values, State]:
+        """Q [B, actions] and the network's own state after this row."""
+        last_action, last_reward, core = state["last_action"], state[LAST_REWARD], core_state(state)
+        if not isinstance(tree.leaf(observation), Tensor):
+            return self.mirror(observation, last_action, last_reward, core)  # type: ignore[no-any-return]
+        inputs = (observation, last_action - 1, last_reward, last_action == 0)
+        *rows, first = tree.map(lambda x: x.unsqueeze(0), inputs)
+        q, after = self.network(*rows, core, first)
+        return q[0], after

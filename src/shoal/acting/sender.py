@@ -65,15 +65,15 @@ class Sender:
         self._replays = list(replays)
         self._pipelined = PipelinedInserts(replays[0]) if len(replays) == 1 else None
         receiver = self._pipelined or ShardedReplay(list(replays), home=home)
-        prioritizing = policy if isinstance(policy, GivesPriorities) else None
-        self._priorities = prioritizing.priorities if prioritizing else None
+        priorities = policy.first_priorities if isinstance(policy, GivesPriorities) else None
+        self._priorities = priorities.law if priorities else None
         self._writer = Writer(
             receiver,
             dict(patterns),
             name=name,
             life=f"{current().restarts}.{uuid.uuid4().hex}",  # a resumed run counts its restarts from 0 again
-            priority_columns=prioritizing.priority_columns if prioritizing else (),
-            transient=prioritizing.transient if prioritizing else (),
+            priority_columns=priorities.columns if priorities else (),
+            transient=priorities.transient if priorities else (),
         )
 
     def __call__(self, block: Columns) -> None:

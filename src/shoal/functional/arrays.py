@@ -40,18 +40,34 @@ def _align(mask: Values, x: Values) -> Values:
     return mask.reshape(-1, *[1] * (x.ndim - 1))
 
 
+def pick(values: Values, index: Values) -> Values:
+    """Of every row the value at its index: [B, n, ...], int [B] → [B, ...]."""
+    of = library(values)
+    return values[of.arange(len(values), **_on(values)), index]
+
+
+def constant(numbers: tuple[float, ...], like: Values) -> Values:
+    """float32 [n], where `like` is."""
+    of = library(like)
+    return of.asarray(numbers, dtype=of.float32, **_on(like))
+
+
+def _on(values: Values) -> dict[str, Any]:
+    return {"device": values.device} if isinstance(values, Tensor) else {}
+
+
 def uniform(random: Random, like: Values) -> Values:
-    """Numbers from 0 to 1, [B], one for every row of `like`."""
+    """Numbers from 0 to 1, of the shape of `like`."""
     if isinstance(random, torch.Generator):
-        return torch.rand(len(like), generator=random, device=like.device)
-    return _as(like, random.random(len(like)))
+        return torch.rand(like.shape, generator=random, device=like.device)
+    return _as(like, random.random(tuple(like.shape)))
 
 
 def integers(random: Random, below: int, like: Values) -> Values:
-    """Whole numbers from 0, int64 [B], one for every row of `like`."""
+    """Whole numbers from 0, int64 of the shape of `like`."""
     if isinstance(random, torch.Generator):
-        return torch.randint(below, (len(like),), generator=random, device=like.device)
-    return _as(like, random.integers(below, size=len(like)))
+        return torch.randint(below, like.shape, generator=random, device=like.device)
+    return _as(like, random.integers(below, size=tuple(like.shape)))
 
 
 def normal(random: Random, like: Values) -> Values:

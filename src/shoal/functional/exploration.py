@@ -1,10 +1,12 @@
-"""How environments explore differently: ladders over all environments of a run, and noisy actions, in numpy."""
+"""How environments explore differently: ladders over all environments of a run, and noisy actions."""
 
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
-from shoal.types import Array
+from shoal.functional.arrays import Random, integers, library, normal, uniform
+from shoal.types import Array, Values
 
 
 def epsilon_ladder(index: Array, total: int, base: float = 0.4, exponent: float = 7.0) -> Array:
@@ -26,17 +28,17 @@ def noise_ladder(index: Array, total: int, largest: float, smallest: float) -> A
     return (largest * (smallest / largest) ** _place(index, total)).astype(np.float32)
 
 
-def epsilon_greedy(q: Array, epsilon: Array, random: np.random.Generator) -> Array:
+def epsilon_greedy(q: Values, epsilon: Values, random: Random) -> Values:
     """The best action, or with probability ε any one. q [B, A], epsilon [B] → int64 [B], counted from 0."""
-    count, actions = q.shape
-    anything = random.integers(actions, size=count)
-    return np.where(random.random(count) < epsilon, anything, q.argmax(-1))
+    one = q[:, 0]
+    anything = integers(random, q.shape[1], one)
+    return library(q).where(uniform(random, one) < epsilon, anything, q.argmax(-1))
 
 
-def gaussian_noise(actions: Array, scale: Array, random: np.random.Generator) -> Array:
+def gaussian_noise(actions: Values, scale: Values, random: Random) -> Values:
     """Actions [B, n] in units where the bounds are −1 and 1, with noise of deviation `scale` [B], kept within them."""
-    noise = random.standard_normal(actions.shape, dtype=np.float32)
-    return np.clip(actions + scale[:, None] * noise, -1.0, 1.0).astype(np.float32, copy=False)
+    noisy = library(actions).clip(actions + scale[:, None] * normal(random, actions), -1.0, 1.0)
+    return noisy.float() if isinstance(noisy, Tensor) else noisy.astype(np.float32, copy=False)
 
 
 def _place(index: Array, total: int) -> Array:

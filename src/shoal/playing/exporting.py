@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,18 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal import tree
-from shoal.acting.actor_critic import ActorCriticPolicy
-from shoal.acting.deterministic import ControlPolicy
+from shoal.acting.network_policy import NetworkPolicy
 from shoal.acting.policy import LAST_REWARD
-from shoal.acting.q import QPolicy
-from shoal.acting.recurrent_q import RecurrentQPolicy, core_state
-from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.envs.space_records import to_record
 from shoal.errors import UserError
-from shoal.functional.distributions import Categorical, DiagonalGaussian, MultiCategorical
+from shoal.nets.weights import import_weights
 from shoal.playing.policy import TrainedPolicy, load
 from shoal.runs import directory
 from shoal.types import Columns
 
 FORMATS = {"onnx": "policy.onnx", "torch": "policy.pt2"}
 STEPS, ROWS = 8, 3  # that are recorded: steps of an episode, episodes side by side
+OTHER_ROWS = (1, 2, 32)  # that are played beside: a network may do otherwise with a batch of another size
 TOLERANCE = 1e-5
 CONTRACT, RECORDED = "contract.json", "recorded.npz"
 Outputs = dict[str, np.ndarray[Any, Any]]
@@ -69,13 +66,17 @@ def export(
     place = Path(folder) if folder is not None else policy.run / f"export-{format}"
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UserError(f"--output {place} is there already: give a new or empty folder.")
-    step = Step(policy)
+    step = GreedyStep(policy)
     made = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         made.mkdir(parents=True)
         recorded = _write(format, policy, step, made / FORMATS[format])
-        choices = getattr(policy.action_space, "nvec", None)
-        difference = _check(_player(format, made / FORMATS[format]), recorded, f"{format} export", choices)
+        play, choices = _player(format, made / FORMATS[format]), getattr(policy.action_space, "nvec", None)
+        difference = _check(play, recorded, f"{format} export", choices)
+        for rows in OTHER_ROWS if len(recorded[0]["out/action"]) == ROWS else ():
+            many = "a single observation" if rows == 1 else f"{rows} observations at once"
+            what = f"{format} export, given {many},"
+            difference = max(difference, _check(play, _recorded(policy, step, rows), what, choices))
         inputs, outputs = _described(step, recorded[0])
         contract = _contract(policy, step, FORMATS[format], inputs, outputs)
         (made / CONTRACT).write_text(json.dumps(contract, indent=2) + "\n")
@@ -100,25 +101,23 @@ def _need(format: str) -> None:
 # ---- one step --------------------------------------------------------------------------------------------------------
 
 
-class Step(nn.Module):
-    """Flat tensors in the order of `inputs` → tensors in the order of `outputs`; memory that is zero is an episode's
-    beginning."""
+class GreedyStep(nn.Module):
+    """Flat tensors in the order of `inputs` → tensors in the order of `outputs`: what the policy's own `greedy` gives.
+    Memory that is zero is an episode's beginning."""
 
     def __init__(self, policy: TrainedPolicy) -> None:
         super().__init__()
-        acting: Any = policy.greedy
-        forward = next((made for kind, made in KINDS if isinstance(acting, kind)), None)
-        if forward is None:
+        acting = policy.greedy
+        if not isinstance(acting, NetworkPolicy):
             raise UserError(
-                f"A policy of the kind {type(acting).__name__} cannot be exported: only those of shoal.acting."
+                f"A policy of the kind {type(acting).__name__} cannot be exported: it has no torch network with a "
+                "`greedy` step (shoal.acting.network_policy)."
             )
-        acting.load({name: np.asarray(value) for name, value in acting.state_dict()["weights"].items()})
         _load_network(acting)
         self.network: nn.Module = acting.network
         self.space, self.native = policy.seen_space, policy.action_space
         self.observations = list(tree.leaf_spaces(self.space, "observation"))
         self.memory = list(acting.initial_state(1))
-        self._forward = forward
         self._acting = acting
 
     @property
@@ -133,77 +132,15 @@ class Step(nn.Module):
         parts = dict(zip(self.inputs, flat))
         observation = tree.nest(self.space, parts, "observation")
         memory = {name: parts[f"memory/{name}"] for name in self.memory}
-        action, scores, after = self._forward(self._acting, self.network, observation, memory)
+        action, scores, after = self._acting.greedy(observation, memory)
         action = _as_environment(action, self.native)
         return (action, scores, *(after[name] for name in self.memory if name != LAST_REWARD))
 
 
-def _load_network(acting: Any) -> None:
+def _load_network(acting: NetworkPolicy[Any]) -> None:
     """The torch network has the weights also where a numpy mirror acts in its place."""
-    from shoal.nets.weights import import_weights
-
     import_weights(acting.network, acting.state_dict()["weights"])
     acting.network.eval()
-
-
-def _actor_critic(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
-    rows = tree.map(lambda x: x.unsqueeze(0), observation)
-    first = torch.zeros_like(_any_leaf(rows).flatten(2).select(2, 0) if _any_leaf(rows).dim() > 2 else _any_leaf(rows))
-    parameters, _, after = network(rows, memory, first.bool())
-    return _mode(network.distribution, parameters[0]), parameters[0], after
-
-
-def _q(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
-    q = network(observation)
-    expected = q.mean(-1) if q.dim() == 3 else q
-    return expected.argmax(-1), expected, {}
-
-
-def _recurrent_q(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
-    rows = tree.map(lambda x: x.unsqueeze(0), observation)
-    action, reward = memory["last_action"].unsqueeze(0), memory[LAST_REWARD].unsqueeze(0)
-    q, core = network(rows, action - 1, reward, core_state(memory), action == 0)
-    best = q[0].argmax(-1)
-    return best, q[0], {f"core/{name}": value for name, value in core.items()} | {"last_action": best + 1}
-
-
-def _control(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
-    units = network.actor(observation)
-    return network.actor.units.to_environment(units), units, {}
-
-
-def _squashed(acting: Any, network: Any, observation: Any, memory: dict[str, Tensor]) -> Any:
-    units = torch.tanh(network.actor(observation)[0])
-    return network.actor.units.to_environment(units), units, {}
-
-
-KINDS: tuple[tuple[type[Any], Any], ...] = (
-    (ActorCriticPolicy, _actor_critic),
-    (QPolicy, _q),
-    (RecurrentQPolicy, _recurrent_q),
-    (SquashedGaussianPolicy, _squashed),
-    (ControlPolicy, _control),
-)
-
-
-def _any_leaf(nested: Any) -> Tensor:
-    while not isinstance(nested, Tensor):
-        nested = next(iter(nested.values() if isinstance(nested, Mapping) else nested))
-    return nested
-
-
-def _mode(distribution: Any, parameters: Tensor) -> Tensor:
-    """The most probable action, as `distribution.mode` has it for arrays."""
-    match distribution:
-        case Categorical():
-            return parameters.argmax(-1)
-        case MultiCategorical():
-            return torch.stack([part.argmax(-1) for part in distribution._split(parameters)], -1)  # type: ignore[arg-type]
-        case DiagonalGaussian():
-            mean = parameters[..., : len(distribution.centre)]
-            centre, half_width = (torch.tensor(each) for each in (distribution.centre, distribution.half_width))
-            return (centre + half_width * mean).float().reshape(-1, *distribution.shape)
-    raise UserError(f"Actions of the kind {type(distribution).__name__} cannot be exported.")
 
 
 def _as_environment(action: Tensor, space: spaces.Space[Any]) -> Tensor:
@@ -223,7 +160,7 @@ def _as_environment(action: Tensor, space: spaces.Space[Any]) -> Tensor:
 
 
 @torch.no_grad()
-def _recorded(policy: TrainedPolicy, step: Step, rows: int) -> list[Outputs]:
+def _recorded(policy: TrainedPolicy, step: GreedyStep, rows: int) -> list[Outputs]:
     """Inputs and outputs of a few steps; actions and memory are those of the policy itself, not this module's."""
     acting: Any = policy.greedy
     step.space.seed(0)
@@ -289,7 +226,7 @@ def _margins(scores: np.ndarray[Any, Any], choices: Sequence[int] | None) -> np.
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def _write(format: str, policy: TrainedPolicy, step: Step, path: Path) -> list[Outputs]:
+def _write(format: str, policy: TrainedPolicy, step: GreedyStep, path: Path) -> list[Outputs]:
     """For batches of any size, or, where a network cannot be traced so, for one row; what was recorded of it."""
     recorded = _recorded(policy, step, ROWS)
     program = _traced(step, recorded[0], any_size=True)
@@ -309,7 +246,7 @@ def _write(format: str, policy: TrainedPolicy, step: Step, path: Path) -> list[O
     return recorded
 
 
-def _traced(step: Step, row: Outputs, any_size: bool) -> Any:
+def _traced(step: GreedyStep, row: Outputs, any_size: bool) -> Any:
     given = tuple(torch.from_numpy(row[name]) for name in step.inputs)
     batch = torch.export.Dim("batch", min=1)
     shapes = {"flat": tuple({0: batch} for _ in given)} if any_size else None
@@ -355,7 +292,7 @@ def _torch_player(path: Path) -> Player:
     return play
 
 
-def _described(step: Step, row: Outputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _described(step: GreedyStep, row: Outputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     inputs = [_tensor(name, row[name]) for name in step.inputs]
     outputs = [_tensor(name, row[f"out/{name}"]) | {"name": f"out/{name}"} for name in step.outputs]
     for output, name in zip(outputs, step.outputs):
@@ -378,7 +315,7 @@ def _meaning(space: spaces.Space[Any]) -> str:
     return "numbers in its own units, within its bounds"
 
 
-def _contract(policy: TrainedPolicy, step: Step, file: str, inputs: Any, outputs: Any) -> dict[str, Any]:
+def _contract(policy: TrainedPolicy, step: GreedyStep, file: str, inputs: Any, outputs: Any) -> dict[str, Any]:
     from shoal import __version__
 
     rules = [f"out/action is the greedy action as the environment takes it: {_meaning(policy.action_space)}."]

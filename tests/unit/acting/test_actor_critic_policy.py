@@ -14,6 +14,7 @@ from gymnasium import spaces
 from network_options import NetworkOptions, SpacePair
 from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.acting.numpy_actor_critic import NumpyActorCritic, supported
+from shoal.functional.arrays import zero_where
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.building import make_actor_critic
 from shoal.nets.weights import export_weights
@@ -64,7 +65,7 @@ def test_a_recurrent_policy_acts_as_its_network_in_training() -> None:
     state = policy.initial_state(B)
     actions, log_probs = [], []
     for t in range(T):
-        action, state, extras = policy.act(observation[t], state, first[t])
+        action, state, extras = policy.act(observation[t], zero_where(first[t], state), first[t])
         actions.append(action)
         log_probs.append(extras["log_prob"])
     parameters, _, _ = network(torch.from_numpy(observation), network.initial_state(B), torch.from_numpy(first))

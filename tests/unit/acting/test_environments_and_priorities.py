@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shoal.acting import GivesPriorities, PerEnvironment, Recorder, Sender
+from shoal.acting import FirstPriorities, GivesPriorities, PerEnvironment, Recorder, Sender
 from shoal.replay import Replay, Table, n_step
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
@@ -35,7 +35,7 @@ class Plain:
 class Numbered(Plain):
     """Acts with the number of each environment; items are worth what was guessed for the row after them."""
 
-    priority_columns = transient = ("guess",)
+    first_priorities = FirstPriorities(lambda data: data["next_guess"], ("guess",), transient=("guess",))
 
     def set_environments(self, environments: Array) -> None:
         self.environments = environments
@@ -43,9 +43,6 @@ class Numbered(Plain):
     def act(self, observation: Array, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
         _, state, extras = super().act(observation, state, first)
         return self.environments.copy(), state, extras
-
-    def priorities(self, data: Columns) -> Array:
-        return data["next_guess"]
 
 
 def rows(recorder: Recorder, count: int) -> None:

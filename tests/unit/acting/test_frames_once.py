@@ -178,13 +178,10 @@ def test_a_stored_and_sent_step_of_apex_dqn_is_one_frame_and_at_most_64_bytes() 
         def forget_writer(self, name: str) -> None: ...
 
     pattern = stacked(n_step(3, 0.99, following=("observation", "value")), env.stacks)
-    writer = Writer(
-        Counting(),
-        {"t": pattern},
-        priority_columns=policy.priority_columns,
-        transient=policy.transient,  # type: ignore[attr-defined]
-    )
-    recorder = Recorder(policy, count, rows, lambda block: writer.append(block, policy.priorities), stacks=env.stacks)  # type: ignore[attr-defined]
+    priorities = policy.first_priorities
+    assert priorities is not None
+    writer = Writer(Counting(), {"t": pattern}, priority_columns=priorities.columns, transient=priorities.transient)
+    recorder = Recorder(policy, count, rows, lambda block: writer.append(block, priorities.law), stacks=env.stacks)
     random = np.random.default_rng(0)
     for _ in range(2 * rows + 1):
         recorder.act(random.integers(0, 255, (count, 84, 84), np.uint8))

@@ -12,10 +12,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from network_options import NetworkOptions, SpacePair
-from shoal.acting import Policy
+from shoal import tree
+from shoal.acting import Policy, network_policy
 from shoal.acting import actor_critic as acting_actor_critic
-from shoal.acting import deterministic as acting_deterministic
-from shoal.acting import q as acting_q
 from shoal.acting import recurrent_q as acting_recurrent_q
 from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.acting.deterministic import DeterministicPolicy
@@ -25,6 +24,7 @@ from shoal.acting.recurrent_q import RecurrentQPolicy
 from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.nets.building import make_actor_critic
 from shoal.nets.control import Actor, ControlNetworks, Critic, GaussianActor, TemperedNetworks, TwinCritic, make_bodies
+from shoal.nets.dense import Dense
 from shoal.nets.q import make_q_network, make_recurrent_q_network
 from shoal.nets.weights import export_weights
 
@@ -130,7 +130,7 @@ def test_a_policy_acts_on_the_device_it_was_given(name: str, monkeypatch: pytest
         brought_back.append(tensor.device)
         return np.zeros(tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
 
-    for module in (acting_actor_critic, acting_q, acting_recurrent_q, acting_deterministic):
+    for module in (network_policy, acting_actor_critic, acting_recurrent_q):
         monkeypatch.setattr(module, "to_array", to_array)
     policy = POLICIES[name](1, "meta")
     assert policy.mirror is None
@@ -146,3 +146,91 @@ def test_on_a_cpu_a_small_network_acts_without_torch(name: str, monkeypatch: pyt
     assert policy.mirror is not None
     monkeypatch.setattr(policy.network, "forward", None)
     play(policy, observations(2))  # type: ignore[arg-type]
+
+
+def as_tensors(nested: Any) -> Any:
+    return tree.map(torch.from_numpy, nested)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_given_tensors_a_policy_answers_in_tensors_and_nothing_is_an_array_on_the_way(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = POLICIES[name](1, "cpu")
+    state, seen = as_tensors(policy.initial_state(COUNT)), torch.from_numpy(observations(3))
+    first = torch.zeros(COUNT, dtype=torch.bool)
+    for _ in range(3):  # what it needs of its own it may fetch with the first rows, of which two are random
+        policy.act(seen[0], state, first)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a copy between arrays and tensors")
+
+    with monkeypatch.context() as patched:
+        for owner, method in ((torch, "from_numpy"), (Tensor, "numpy"), (Tensor, "cpu"), (Tensor, "item")):
+            patched.setattr(owner, method, refuse)
+        for observation in seen:
+            action, state, extras = policy.act(observation, state, first)
+            assert all(isinstance(x, Tensor) and len(x) == COUNT for x in (action, *state.values(), *extras.values()))
+            assert not any(x.is_inference() for x in (action, *state.values())), "an environment may write into it"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_on_tensors_its_draws_follow_its_seed_and_its_state(name: str) -> None:
+    seen, nowhere = torch.from_numpy(observations(6)), torch.zeros(COUNT, dtype=torch.bool)
+
+    def acts(policy: NetworkPolicy[Any], rows: Tensor, state: Any = None) -> tuple[list[Any], Any]:
+        state, actions = as_tensors(policy.initial_state(COUNT)) if state is None else state, []
+        for observation in rows:
+            action, state, _ = policy.act(observation, state, nowhere)
+            actions.append(action)
+        return actions, state
+
+    one, other = (POLICIES[name](1, "cpu") for _ in range(2))
+    expected, _ = acts(one, seen)
+    begun, state = acts(other, seen[:3])
+    third = POLICIES[name](9, "cpu")
+    third.load_state_dict(other.state_dict())
+    found, _ = acts(third, seen[3:], state)
+    torch.testing.assert_close(torch.stack(expected), torch.stack(begun + found))
+    another, _ = acts(POLICIES[name](2, "cpu"), seen)
+    assert not torch.equal(torch.stack(expected), torch.stack(another))
+
+
+@pytest.mark.parametrize("name", ["actor-critic", "q", "recurrent q"])
+def test_a_mirror_does_what_the_policy_says_in_torch(name: str) -> None:
+    """Greedy and exploring, by the same random numbers; the torch network gets what the mirror has loaded."""
+    mirrored, plain = POLICIES[name](1, "cpu"), POLICIES[name](1, "cpu")
+    plain.mirror = None
+    weights = export_weights(POLICIES[name](3, "cpu").network)
+    mirrored.load(weights)
+    plain.load(weights)
+    found, state = play(mirrored, observations(8))  # type: ignore[arg-type]
+    expected, expected_state = play(plain, observations(8))  # type: ignore[arg-type]
+    for (action, extras), (expected_action, expected_extras) in zip(found, expected):
+        np.testing.assert_array_equal(action, expected_action)
+        for key in expected_extras:
+            np.testing.assert_allclose(extras[key], expected_extras[key], rtol=1e-4, atol=1e-5)
+    for key in expected_state:
+        np.testing.assert_allclose(state[key], expected_state[key], rtol=1e-4, atol=1e-5)
+    seen, before = observations(1)[0], mirrored.initial_state(COUNT)
+    choice, wanted = mirrored.greedy(seen, before), plain.greedy(*as_tensors((seen, before)))
+    np.testing.assert_array_equal(choice.action, wanted.action.numpy())
+    np.testing.assert_allclose(choice.scores, wanted.scores.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class NoisyDense(Dense):
+    """A layer of the user's own that is derived from a known one and computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1.0
+
+
+@pytest.mark.parametrize("name", ["actor-critic", "q", "recurrent q"])
+def test_a_network_with_a_layer_that_a_mirror_does_not_know_acts_by_torch(name: str) -> None:
+    known = POLICIES[name](1, "cpu").network
+    known.torso[0] = NoisyDense(3, 8, "tanh")
+    arguments: dict[str, Any] = {} if name == "actor-critic" else {"epsilons": np.zeros(COUNT), "priorities": alike}
+    kind: Any = {"actor-critic": ActorCriticPolicy, "q": QPolicy, "recurrent q": RecurrentQPolicy}[name]
+    policy = kind(known, 1, **arguments)
+    assert policy.mirror is None
+    play(policy, observations(1))

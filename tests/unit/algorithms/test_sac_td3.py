@@ -319,8 +319,8 @@ def test_the_first_priorities_are_errors_by_the_smaller_value_that_was_acted_on(
     }
     values["discount"] = np.where(random.random(9) < 0.3, 0.0, 0.8).astype(np.float32)
     expected = abs(0.5 * values["reward"] + values["discount"] * values["next_value"] - values["q"])
-    np.testing.assert_allclose(policy.priorities(values), expected, rtol=1e-5)
-    assert policy.priority_columns == policy.transient == ("q", "value")
+    np.testing.assert_allclose(policy.first_priorities.law(values), expected, rtol=1e-5)
+    assert policy.first_priorities.columns == policy.first_priorities.transient == ("q", "value")
 
 
 def test_td3s_policy_records_the_smaller_value_of_the_action_taken_and_of_its_own() -> None:

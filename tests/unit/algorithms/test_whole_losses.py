@@ -361,7 +361,7 @@ def test_an_item_without_error_keeps_a_priority_above_zero(page: Any) -> None:
     cfg = page.Config(replay="prioritized")
     zero = dict.fromkeys(("q", "next_value", "reward", "discount"), np.zeros(4, np.float32))
     policy = page.make_policy(cfg, CHOICES if page is apex_dqn else BOUNDS, 1)
-    assert (policy.priorities(zero) == np.float32(SMALLEST_PRIORITY)).all()
+    assert (policy.first_priorities.law(zero) == np.float32(SMALLEST_PRIORITY)).all()
 
 
 def test_quantiles_and_sequences_without_error_keep_a_priority_above_zero() -> None:

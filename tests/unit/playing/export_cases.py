@@ -114,6 +114,18 @@ def own(observation: Any, action: Any) -> nn.Module:
     return Own(int(action.n) if isinstance(action, spaces.Discrete) else action.shape[0])
 
 
+class BySize(Own):
+    """Does otherwise with a single observation than with several."""
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        logits, value = super().forward(observation)
+        return (-logits if observation.shape[0] == 1 else logits), value
+
+
+def by_size(observation: Any, action: Any) -> nn.Module:
+    return BySize(int(action.n))
+
+
 def own_recurrent(observation: Any, action: Any) -> nn.Module:
     return OwnRecurrent(4, int(action.n))
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from tests.saved_runs import saved_run
+from tests.unit.playing import export_cases
 from tests.unit.playing.export_cases import CASES, QUICK
 
 import shoal
@@ -176,8 +177,8 @@ def test_an_export_of_other_weights_than_the_policys_is_not_written(
         traced = exporting._traced
 
         def spoilt(step: Any, row: Any, any_size: bool) -> Any:
-            step.network = copy.deepcopy(step.network)
-            step._acting = None
+            step._acting = copy.deepcopy(step._acting)
+            step.network = step._acting.network
             with torch.no_grad():
                 torch.nn.init.normal_(step.network.core.cell.weight_hh)
             return traced(step, row, any_size)
@@ -186,6 +187,15 @@ def test_an_export_of_other_weights_than_the_policys_is_not_written(
     else:
         monkeypatch.setattr(exporting, "_load_network", other_weights)
     with pytest.raises(UserError, match=sentence):
+        export(run, format="torch")
+    assert not [path for path in run.iterdir() if "export" in path.name]
+
+
+def test_a_network_that_does_otherwise_with_a_single_observation_is_not_exported(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", network=f"{export_cases.HERE}:by_size")
+    with pytest.raises(
+        UserError, match=r"torch export, given a single observation, takes other actions than the policy"
+    ):
         export(run, format="torch")
     assert not [path for path in run.iterdir() if "export" in path.name]
 
