@@ -60,7 +60,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch rich",
     ),
     "playing": (
-        "acting config envs errors experiment factories films functional loops nets runs tree",
+        "acting config envs errors experiment factories films loops nets runs tree",
         "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (
