@@ -162,7 +162,7 @@ class Experience(Acting):
     capacity: Count = 100_000
     """Items; a soft limit: what is over it goes every 100 updates, the oldest first."""
     learning_starts: Count = 1_000
-    """Items that are there before the first update."""
+    """Items (transitions; of r2d2 sequences) that are there before the first update."""
     samples_per_insert: Amount = 0.0
     """How often an item is sampled on average, which holds acting and learning to a ratio; 0: each at its own pace."""
 

@@ -129,17 +129,6 @@ class Ending:
         found: dict[str, Any] | None = self._call(self._program.find(Role.METRICS), "snapshot", evaluations_from)
         return found
 
-    def waiting_for(self) -> str | None:
-        """What keeps a replay's learner waiting, in words."""
-        holders = self._program.with_role(Role.FRONT) or self._program.with_role(Role.REPLAY, Role.QUEUE)
-        said = [
-            f"table {name!r} holds {table['size']:,} items after {table['inserts']:,} inserts"
-            for node in holders
-            for name, table in (self._call(Handle(node.name), "info") or {}).items()
-            if table.get("sample_waiting")
-        ]
-        return "; ".join(said) + ", and what is to be sampled waits for more" if said else None
-
     # ---- calls that may never be answered
 
     def _pass_time(self) -> None:

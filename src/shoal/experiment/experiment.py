@@ -23,7 +23,7 @@ from shoal.experiment.restoring import Restored, check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
 from shoal.experiment.tuning import advise_after
-from shoal.experiment.watching import learning_is_over, metrics_of, stop_reason, take_snapshot, user_error
+from shoal.experiment.watching import Waited, learning_is_over, metrics_of, stop_reason, take_snapshot, user_error
 from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
 from shoal.program import Program, node_seed
@@ -38,6 +38,7 @@ from shoal.versions import NONE, number
 
 TICK = 0.1  # seconds between two looks at the run
 ROW_EVERY = 1.0  # seconds between two rows of metrics
+LOOK = 0.5  # seconds between two looks at what a learner waits for that has not begun
 WITHOUT_UPDATE = 30.0  # seconds of training after which the user is told why there is none
 
 
@@ -64,6 +65,7 @@ class Experiment:
         self.first_update: float | None = None
         self.notes = 0  # that were told
         self.told_waiting = self.told_losses = False
+        self.next_look = 0.0  # at what is waited for, in seconds of the run
         self.callbacks = Callbacks()
         self.resumed = resumed
         self.on_saved: Callable[[int], None] = lambda updates: None  # told of every checkpoint: its updates
@@ -252,7 +254,7 @@ class Experiment:
         checkpointer: Checkpointer,
         listeners: Listeners,
     ) -> StoppedBy:
-        metrics, progress = metrics_of(run), self.progress
+        metrics, waited, progress = metrics_of(run), Waited(run), self.progress
         begin, next_row = time.monotonic(), 0.0
 
         def describe() -> dict[str, Any]:
@@ -266,7 +268,7 @@ class Experiment:
                 progress.pass_time(elapsed)
             else:
                 self._take(snapshot, elapsed, run.supervisor, directory, display)
-            self._say_why_nothing_is_learned(run, display)
+            self._see_what_is_waited_for(waited, display)
             reason = stop_reason(self.options, progress, finished, interrupts.asked)
             if progress.counts and progress.elapsed >= next_row:
                 next_row = progress.elapsed + ROW_EVERY
@@ -331,17 +333,22 @@ class Experiment:
         version, weights = found or (NONE, {})
         return Final(version, weights)
 
-    def _say_why_nothing_is_learned(self, run: Run, display: view.Display) -> None:
-        """Once, when steps have been made for long and no update: what the learner's table is waiting for."""
-        progress = self.progress
-        seconds = progress.seconds if self.options.runtime == "inline" else progress.train_seconds
-        if self.told_waiting or progress.count("learner_steps") or seconds < WITHOUT_UPDATE:
+    def _see_what_is_waited_for(self, waited: Waited, display: view.Display) -> None:
+        """While there is no update: what the learner waits for, which is shown, and told once when it takes long.
+        Inline, it is looked at every time, so that no clock of this process counts."""
+        progress, inline = self.progress, self.options.runtime == "inline"
+        if progress.count("learner_steps") or not progress.counts:
+            progress.waits_for = None
+            return
+        if inline or progress.elapsed >= self.next_look:
+            self.next_look = progress.elapsed + LOOK
+            progress.waits_for = waited.told()
+        if self.told_waiting or (progress.seconds if inline else progress.train_seconds) < WITHOUT_UPDATE:
             return
         self.told_waiting = True
-        why = Ending(run, run.program, display.note).waiting_for()
         display.note(
             f"no update after {progress.train_seconds:.0f} s and {progress.count('env_steps'):,} steps"
-            + (f": {why}" if why else "")
+            + (f": {progress.waits_for} are there" if progress.waits_for else "")
         )
 
     def _tell(self, text: str, directory: RunDirectory, display: view.Display) -> None:

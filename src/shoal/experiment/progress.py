@@ -64,6 +64,7 @@ class Progress:
     best: float | None = None  # the highest return of an evaluation
     confirmed: dict[str, Any] | None = None  # the evaluation that reached the target
     restarts: int = 0
+    waits_for: str | None = None  # what the learner waits for before its first update, and how much of it is there
     roles: dict[str, str] = field(default_factory=dict)  # of the program's nodes; what others have reported is past
     evaluated: Curve = field(default_factory=Curve)
     acted: Curve = field(default_factory=Curve)  # returns of the actors' episodes, one per report
@@ -176,6 +177,8 @@ class Progress:
         self.times = {node: parts for node, parts in self.times.items() if node in self.roles}
 
     def bottleneck(self) -> str:
+        if self.waits_for is not None:
+            return f"learning has not begun: {self.waits_for} are there"
         return bottleneck(self.mean_times(), self.roles)
 
     def _take_rates(self, now: float) -> None:
@@ -233,8 +236,8 @@ def bottleneck(times: Times, roles: Mapping[str, str]) -> str:
     """Who keeps the others waiting, in one phrase: the role that waits least, when another waits a good deal."""
     called, shares = titles(times, roles), by_role(times, roles)
     shares.pop(Role.EVALUATOR, None)  # nobody waits for it
-    if len(shares) < 2:
-        return "not known"
+    if not shares:
+        return "none seen: the run was too short"
     waits = {role: {a: part for a, part in parts.items() if a.startswith("waiting")} for role, parts in shares.items()}
     waiting = {role: sum(parts.values()) for role, parts in waits.items()}
     busiest, idlest = min(waiting, key=lambda role: waiting[role]), max(waiting, key=lambda role: waiting[role])

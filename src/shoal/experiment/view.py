@@ -148,7 +148,9 @@ def line(progress: Progress) -> str:
         f"{progress.elapsed:6.1f} s",
         f"{progress.count('env_steps'):,} steps",
         f"{progress.rates.get('env_steps', 0):,.0f} steps/s",
-        f"{progress.rates.get('learner_steps', 0):,.0f} updates/s",
+        f"waiting for data: {progress.waits_for}"
+        if progress.waits_for
+        else f"{progress.rates.get('learner_steps', 0):,.0f} updates/s",
     ]
     if "actor_return" in progress.values:
         parts.append(f"return {amount(progress.values['actor_return'])}")
@@ -245,6 +247,8 @@ def _facts(progress: Progress) -> list[tuple[str, Items]]:
         acted = [amount(values["actor_return"])]
         acted += [f"{values['episode_length']:,.0f} steps each"] if "episode_length" in values else []
     speed = [f"{rates.get('env_steps', 0):,.0f} steps/s", f"{rates.get('learner_steps', 0):,.0f} updates/s"]
+    if progress.waits_for:
+        speed[1] = f"waiting for data: {progress.waits_for}"
     speed += [f"no news for {progress.quiet:.0f} s"] if progress.quiet >= NO_NEWS else []
     weights = [f"version {progress.count('learner_steps'):,}"]
     if "staleness" in values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.experiment.progress import Progress
-from shoal.program import Handle, NodeDied, futures
+from shoal.program import Future, Handle, NodeDied, futures
 from shoal.runs.options import RunOptions, StoppedBy
 from shoal.runtime import Run, RunFailed
 from shoal.types import Role
@@ -45,17 +45,44 @@ def learning_is_over(run: Run) -> bool:
 def take_snapshot(run: Run, metrics: Any, evaluations_from: int) -> dict[str, Any] | None:
     """The metrics as they are now; None when they do not come in time, or are being started again."""
     try:
-        call, waited = futures(metrics).snapshot(evaluations_from), 0.0
-        while not call.done():
-            if waited >= LATE:
-                return None
-            run.wait(SOON)
-            waited += SOON
-        snapshot: dict[str, Any] = call.result()
+        snapshot: dict[str, Any] | None = _answer(run, futures(metrics).snapshot(evaluations_from))
         return snapshot
     except NodeDied:
         run.wait(LATE)  # the supervisor finds out, and raises when the run cannot go on
         return None
+
+
+def _answer(run: Run, call: Future) -> Any:
+    """What was asked for; None when it does not come in time."""
+    waited = 0.0
+    while not call.done():
+        if waited >= LATE:
+            return None
+        run.wait(SOON)
+        waited += SOON
+    return call.result()
+
+
+class Waited:
+    """What keeps the learners of a run waiting that has made no update."""
+
+    def __init__(self, run: Run) -> None:
+        holders = run.program.with_role(Role.FRONT) or run.program.with_role(Role.REPLAY, Role.QUEUE)
+        self._run, self._replays = run, [run.client(Handle(node.name)) for node in holders]
+
+    def told(self) -> str | None:
+        """'150 of 200 sequences', of every table that somebody waits for."""
+        try:
+            tables = [_answer(self._run, futures(replay).info()) or {} for replay in self._replays]
+        except NodeDied:
+            return None
+        said = [
+            f"{min(table['size'], table['needed']):,} of {table['needed']:,} {name}"
+            for of_one in tables
+            for name, table in of_one.items()
+            if table["sample_waiting"]
+        ]
+        return ", ".join(said) or None
 
 
 def user_error(failure: Exception) -> str | None:

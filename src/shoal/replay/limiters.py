@@ -29,6 +29,9 @@ class Limiter(Protocol):
 
     refuses: bool  # what it does not allow is refused at once, instead of waiting
 
+    @property
+    def least(self) -> int: ...  # items, below which nothing can be sampled
+
     def insertable(self, counts: Counts, wanted: int) -> int: ...
     def sampleable(self, counts: Counts, wanted: int) -> int: ...
     def largest_sample(self, capacity: int, times: int) -> float: ...  # what can ever be allowed at once
@@ -44,6 +47,10 @@ class MinSize:
 
     def __post_init__(self) -> None:
         check_whole("items of MinSize", self.items, 1)
+
+    @property
+    def least(self) -> int:
+        return self.items
 
     def start(self) -> Limiter:
         return self
@@ -83,6 +90,10 @@ class SamplesPerInsert:
                 f"{self} needs an error_buffer of at least max(1, ratio), or both sides would wait for ever"
             )
 
+    @property
+    def least(self) -> int:
+        return self.min_size
+
     def start(self) -> Limiter:
         return self
 
@@ -117,6 +128,7 @@ class Queue:
 
     size: int
     refuses = False
+    least = 1
 
     def __post_init__(self) -> None:
         check_whole("size of Queue", self.size, 1)
@@ -163,6 +175,10 @@ class Round:
     admitted: int = 0
     writers: set[str] = field(default_factory=set)
     refuses = True
+
+    @property
+    def least(self) -> int:
+        return self.items
 
     def admit(self, writer: str, versions: Array) -> tuple[int, bool]:
         """How many of a writer's items are let in, and whether they open a new round."""

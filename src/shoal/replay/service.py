@@ -169,6 +169,7 @@ class Replay:
         with self._changed:
             self._check_open([table])
             if running.sampleable(batch) < least:
+                running.statistics.sample_waits.items = least
                 with waiting([running.statistics.sample_waits]):
                     self._wait(
                         lambda: self._tables[table].sampleable(batch) >= least,

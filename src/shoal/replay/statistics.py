@@ -26,6 +26,7 @@ class Waits:
     count: int = 0
     seconds: float = 0.0
     now: int = 0  # waiting at this moment
+    items: int = 0  # that the last one has waited for
 
 
 @contextmanager
@@ -86,6 +87,7 @@ def describe(table: RunningTable) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "size": counts.size,
         "capacity": description.capacity,
+        "needed": max(table.limiter.least, statistics.sample_waits.items),  # that are there when somebody samples
         "inserts": counts.inserts,
         "samples": counts.samples,
         "deletes": table.deletes,

@@ -215,19 +215,6 @@ def test_an_evaluation_that_takes_long_is_told_and_bounded() -> None:
     assert run.passed < ending.EVALUATION + ending.ANSWERS + 1.0
 
 
-def test_only_the_tables_that_keep_somebody_waiting_are_named() -> None:
-    tables = {
-        "full": {"size": 9, "inserts": 9, "sample_waiting": 0},
-        "rollouts": {"size": 1200, "inserts": 3400, "sample_waiting": 1},
-    }
-    end, _ = ending_of(FakeRun(replay=Node(info=lambda: tables)))
-    assert end.waiting_for() == (
-        "table 'rollouts' holds 1,200 items after 3,400 inserts, and what is to be sampled waits for more"
-    )
-    tables["rollouts"]["sample_waiting"] = 0
-    assert end.waiting_for() is None
-
-
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,18 +14,19 @@ import pytest
 from tests.saved_runs import saved_run
 
 from shoal import __version__
-from shoal.algorithms import impala
+from shoal.algorithms import apex_dqn, impala
 from shoal.checkpoints import Checkpoint, RunLock
 from shoal.experiment import experiment as driver
+from shoal.experiment import view
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import ROW_EVERY, WITHOUT_UPDATE, Experiment
 from shoal.experiment.progress import Progress
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.training import train
-from shoal.experiment.watching import LATE, START, stop_reason, take_snapshot
+from shoal.experiment.watching import LATE, START, Waited, stop_reason, take_snapshot
 from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
-from shoal.program import NodeDied, node_seed
+from shoal.program import node_seed
 from shoal.runs.directory import FILMS, RunDirectory
 from shoal.runs.options import RunOptions
 from shoal.runtime import Supervisor
@@ -150,7 +152,7 @@ class Watched:
         monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def client(self, handle: Any) -> Any:
-        return self.metrics
+        return self.metrics if handle.name == "metrics" else SimpleNamespace(info=dict)
 
     def finished(self, handle: Any) -> bool:
         return self.now >= 50.0 + self.stop_at
@@ -240,24 +242,44 @@ def test_what_breaks_because_the_user_has_ended_everything_is_no_failure(monkeyp
         assert experiment._until_stopped(nobody, asking, nobody, nobody, nobody, nobody) == expected
 
 
-def test_why_nothing_is_learned_is_said_once_and_only_where_nothing_is() -> None:
-    class Gone:
-        supervisor, program = Supervisor(), impala.program(CFG, describe_env(CFG), Settings())
-
-        def client(self, handle: Any) -> Any:
-            raise NodeDied(handle.name)
-
+def test_why_nothing_is_learned_is_shown_and_said_once_and_only_where_nothing_is() -> None:
+    waited: Any = SimpleNamespace(told=lambda: "150 of 200 sequences")
     experiment, display = made(), Display()
     progress = experiment.progress
     progress.counts, progress.train_seconds = {"env_steps": 1400.0}, WITHOUT_UPDATE - 0.1
-    experiment._say_why_nothing_is_learned(cast(Any, Gone()), cast(Any, display))
-    progress.train_seconds, progress.counts["learner_steps"] = 1000.0, 1.0
-    experiment._say_why_nothing_is_learned(cast(Any, Gone()), cast(Any, display))
+    experiment._see_what_is_waited_for(waited, cast(Any, display))
     assert display.notes == []
-    progress.train_seconds, progress.counts["learner_steps"] = WITHOUT_UPDATE, 0.0
+    assert "1,400 steps · 0 steps/s · waiting for data: 150 of 200 sequences" in view.line(progress)
+    assert progress.bottleneck() == "learning has not begun: 150 of 200 sequences are there"
+    progress.train_seconds = WITHOUT_UPDATE
     for _ in range(2):
-        experiment._say_why_nothing_is_learned(cast(Any, Gone()), cast(Any, display))
-    assert display.notes == ["no update after 30 s and 1,400 steps"]
+        experiment._see_what_is_waited_for(waited, cast(Any, display))
+    assert display.notes == ["no update after 30 s and 1,400 steps: 150 of 200 sequences are there"]
+    progress.counts["learner_steps"] = 1.0
+    experiment._see_what_is_waited_for(waited, cast(Any, display))
+    assert "updates/s" in view.line(progress)
+    assert progress.bottleneck() == "none seen: the run was too short"
+
+
+def test_what_is_waited_for_is_asked_of_the_tables() -> None:
+    tables = {
+        "full": {"size": 9, "needed": 2, "sample_waiting": 0},
+        "rollouts": {"size": 1200, "needed": 3400, "sample_waiting": 1},
+    }
+    info = SimpleNamespace(done=lambda: True, result=lambda: tables)
+    run: Any = SimpleNamespace(
+        program=impala.program(CFG, describe_env(CFG), Settings()),
+        client=lambda handle: SimpleNamespace(future=SimpleNamespace(info=lambda: info)),
+    )
+    assert Waited(run).told() == "1,200 of 3,400 rollouts"
+    tables["rollouts"]["sample_waiting"] = 0
+    assert Waited(run).told() is None
+
+
+def test_a_run_that_ends_before_it_learns_says_what_is_missing(tmp_path: Path) -> None:
+    cfg = apex_dqn.Config(env="CartPole-v1", envs_per_actor=2, learning_starts=5_000, preset="none", hidden=(8,))
+    result = train(cfg, runtime="inline", stop_steps=400, run_dir=str(tmp_path / "run"), quiet=True)
+    assert re.fullmatch(r"learning has not begun: \d+ of 5,000 transitions are there", result.bottleneck)
 
 
 def test_a_checkpoint_says_where_the_run_was() -> None:
