@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.types import Array, Arrays
+from shoal.types import Array, Arrays, Values
 
 Batch = dict[str, Any]  # tensors by name; under "observation", "next_observation" and "state" trees of tensors
 OBSERVATIONS = ("observation", "next_observation")
@@ -35,7 +34,11 @@ def to_batch(columns: Arrays, observation_space: Any, device: torch.device | str
     if valid is not None and valid.ndim > 1:
         columns = {**columns, "first": episode_starts(valid)}
     device = torch.device(device)
-    batch: Batch = {name: to_tensor(array, device) for name, array in columns.items()}
+    return nested({name: to_tensor(array, device) for name, array in columns.items()}, observation_space)
+
+
+def nested(batch: Batch, observation_space: Any) -> Batch:
+    """Columns by name, as a learner has them: observations nested as their space, and "state" with its parts."""
     if hasattr(observation_space, "spaces"):  # else its one array has the right name already
         for name in OBSERVATIONS:
             parts = {key: batch.pop(key) for key in list(batch) if tree.is_under(key, name)}
@@ -46,11 +49,36 @@ def to_batch(columns: Arrays, observation_space: Any, device: torch.device | str
     return batch
 
 
-def episode_starts(valid: Array) -> Array:
+def with_final_rows(rows: Mapping[str, Tensor], final: Mapping[str, Tensor], ended: Tensor) -> dict[str, Tensor]:
+    """Rows [T+1, B, ...] of environments that reset within a step (SAME_STEP), as others give them: after each row with
+    which an episode ended, bool [T, B], comes one that is no transition and holds the final observation, of `final`
+    [T, B, ...], so that values are bootstrapped from it and recurrent states go through it.
+
+    There are more rows by the most ends of one environment; where there are fewer, the last row is repeated, which must
+    be no transition itself.
+    """
+    before = torch.cat([torch.zeros_like(ended[:1], dtype=torch.int64), ended.cumsum(0)])  # ends before each row
+    length, count = before.shape
+    place = before + torch.arange(length, device=ended.device).unsqueeze(-1)
+    environment = torch.arange(count, device=ended.device)
+    longest = length + int(before[-1].max())
+    result = {}
+    for name, column in rows.items():
+        placed = column[-1:].repeat(longest, *[1] * (column.dim() - 1))
+        if name == "valid":
+            placed = torch.zeros_like(placed)
+        if name in final:  # also where nothing ended: the next row is written over it
+            placed[place[:-1] + 1, environment] = final[name].to(column.dtype)
+        placed[place, environment] = column
+        result[name] = placed
+    return result
+
+
+def episode_starts(valid: Values) -> Values:
     """Which rows are the first of an episode, bool [T, B]: those after a row that is no transition, which holds an
     episode's final observation. Row 0 is none, as the state from before it is given: zero where an episode begins."""
-    first = np.zeros_like(valid)
-    np.logical_not(valid[:-1], out=first[1:])
+    first = valid & False
+    first[1:] = ~valid[:-1]
     return first
 
 

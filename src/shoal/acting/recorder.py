@@ -34,6 +34,7 @@ class Recorder:
         first_environment: int = 0,  # the place of its environments among those of all actors
         stacks: Mapping[str, int] | None = None,  # columns of which the policy sees stacks, and of how many frames
         store_stacks: bool = False,  # write down what the policy saw, and not each frame once
+        store_finals: bool = False,  # of environments that reset within a step: final observations, and where they are
     ) -> None:
         self.player = Player(policy, count, stacks, first_environment)
         self.policy = policy
@@ -44,7 +45,7 @@ class Recorder:
         self._columns: dict[str, Values] = {}
         self._overlap = overlap
         self._row, self._until = 0, rows + overlap
-        self._store_stacks = store_stacks
+        self._store_stacks, self._store_finals = store_stacks, store_finals
 
     def state_dict(self) -> dict[str, Any]:
         """Where every environment stands between two rows, and the rows that have not been handed on."""
@@ -99,6 +100,8 @@ class Recorder:
         columns["reward"][row] = step.reward
         columns["terminated"][row] = step.terminated
         columns["valid"][row] = step.valid
+        if step.final_observation is not None:
+            self._record_finals(step)
         self.player.result(step)
         self._row += 1
         if self._row < self._until:
@@ -107,6 +110,25 @@ class Recorder:
         self._row, self._until = 0, self._rows
         self._ship(block)
         return True
+
+    def _record_finals(self, step: Step) -> None:
+        """Beside the row: a stream of such rows alone would lead from one episode into the next."""
+        if not self._store_finals:
+            raise ValueError("these environments reset within a step: their rows can be stored by `Rollouts` only")
+        finals = {
+            **tree.flatten(step.final_observation, "final_observation"),
+            "ended": step.terminated | step.truncated,
+        }
+        for name, value in finals.items():
+            if name not in self._columns:
+                self._columns[name] = self._zeros(value)
+            self._columns[name][self._row] = value
+
+    def _zeros(self, like: Values) -> Values:
+        """A column for rows like this one."""
+        of = library(like)
+        place = {} if of is np else {"device": like.device}
+        return of.zeros((self._rows + 1, *like.shape), dtype=like.dtype, **place)
 
     def _allocate(self, observation: Any, action: Values) -> None:
         player, of = self.player, library(action)
@@ -117,4 +139,4 @@ class Recorder:
         for name, dtype in flags.items():
             samples[name] = of.zeros(self.count, dtype=dtype, **place)
         for name, value in samples.items():
-            self._columns[name] = of.zeros((self._rows + 1, *value.shape), dtype=value.dtype, **place)
+            self._columns[name] = self._zeros(value)
