@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import shoal
 from shoal.arguments.command_options import Output
 from shoal.arguments.config_files import OWNERS, take_config
-from shoal.arguments.words import HELP, peek, read
+from shoal.arguments.words import HELP, Typed, peek, read
 from shoal.cli import commands
 from shoal.cli.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
 from shoal.cli.commands.common import ERROR, EXAMPLES, INTERRUPTED, OK, USAGE, fit, print_json, warn
 from shoal.config import did_you_mean
 from shoal.errors import UserError
-from shoal.runs.options import RunOptions
+from shoal.runs.options import Result, RunOptions
 
 if TYPE_CHECKING:
     from shoal.experiment.experiment import Experiment
@@ -164,17 +164,27 @@ def _train(words: Sequence[str], started: float) -> int:
         from shoal.runs import registry
 
         file.check([*OWNERS, registry.load(name).Config])
-    if peek(words, "resume", "never") == "auto" and not any(word in HELP for word in words):
-        run_dir = Path(peek(words, "run_dir", ""))
-        if not run_dir.name:
-            raise UserError("--resume auto needs --run-dir: the folder of the run that is started or goes on.")
-        if (run_dir / "config.json").is_file():
-            return _go_on(run_dir, name, words, started)
-    algorithm, env, config, typed = configure("train", name, words, RunOptions, Output)
-    from shoal.experiment.experiment import Experiment
+    if any(word in HELP for word in words):
+        configure("train", name, words, RunOptions, Output)  # prints them, and ends
+    from shoal.experiment.training import begin
 
-    experiment = Experiment(name, algorithm, config, env, typed.make(RunOptions), started)
-    return _run(experiment, typed.make(Output).json)
+    cfg, typed = _typed(name, words, f"shoal train {name}")
+    as_json = typed.make(Output).json
+    begun = begin(name, typed.make(cfg), typed.values[RunOptions], started)
+    if not isinstance(begun, Result):
+        return _run(begun, as_json)
+    print(f"the run in {begun.run_dir} has ended (stopped by {begun.stopped_by})", file=sys.stderr)
+    if as_json:
+        print_json(begun.as_dict())
+    return OK
+
+
+def _typed(algorithm: str, words: Sequence[str], command: str) -> tuple[type[Any], Typed]:
+    """The algorithm's config class, and what was typed of it, of the run's options and of the output's."""
+    from shoal.runs import registry
+
+    cfg = registry.load(algorithm).Config
+    return cfg, read(words, [RunOptions, Output, cfg], command)
 
 
 def _resume(words: Sequence[str], started: float) -> int:
@@ -190,33 +200,13 @@ def _resume(words: Sequence[str], started: float) -> int:
         raise UserError(f"shoal resume needs a run directory first: shoal resume runs/NAME {' '.join(words)}")
     warm(words[1:])
     print(f"going on with {words[0]} …", file=sys.stderr, flush=True)
-    return _go_on(Path(words[0]), None, words[1:], started)
+    from shoal.experiment.training import go_on
+    from shoal.runs import directory
 
-
-def _go_on(path: Path, name: str | None, words: Sequence[str], started: float) -> int:
-    """Resume a run; by `shoal train … --resume auto`, which is typed the same every time, with the algorithm's name."""
-    from shoal.experiment.resuming import finished, plan
-    from shoal.experiment.training import resumed_experiment
-    from shoal.runs import directory, registry
-
-    recorded = directory.read_config(path)["algorithm"]
-    if name is not None and registry.lasting_name(name) != recorded:
-        raise UserError(f"{path} is a run of {registry.short_name(recorded)}, not of {name}: give another --run-dir.")
-    algorithm = registry.load(recorded)
-    typed = read(words, [RunOptions, Output, algorithm.Config], f"shoal {'resume' if name is None else 'train'}")
+    path = Path(words[0])
+    cfg, typed = _typed(directory.read_config(path)["algorithm"], words[1:], "shoal resume")
     as_json = typed.make(Output).json
-    options = {
-        key: value
-        for key, value in typed.values[RunOptions].items()
-        if name is None or key not in ("resume", "run_dir")
-    }
-    if name is not None and (summary := finished(path)) is not None:
-        print(f"the run in {path} has ended (stopped by {summary['stopped_by']})", file=sys.stderr)
-        if as_json:
-            print_json({key: value for key, value in summary.items() if key not in ("times", "life", "metrics_bytes")})
-        return OK
-    found = plan(path, options, typed.values[algorithm.Config])
-    return _run(resumed_experiment(found, started), as_json)
+    return _run(go_on(path, typed.values[RunOptions], typed.values[cfg], started), as_json)
 
 
 def _run(experiment: Experiment, as_json: bool) -> int:

@@ -72,7 +72,7 @@ def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> P
         _refuse(record, recorded, options, values)
         chosen = dataclasses.replace(recorded, **options, run_dir=str(path), resume="never")
         validate(chosen)
-        _refuse_finished(path, recorded, chosen)
+        _refuse_finished(path, options)
         resumed = Resumed(path, lock, int(record.get("life", 0)) + 1)
         resumed.lines += _differences(record, recorded, options, values)
         _find_place(resumed, record, chosen)
@@ -84,17 +84,21 @@ def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> P
         raise
 
 
-def can_resume(path: Path) -> bool:
-    """Whether there is a run to go on with."""
-    return (path / directory.CONFIG).is_file()
-
-
-def finished(path: Path) -> dict[str, Any] | None:
-    """The summary of a run that has ended by its stop rule, and has not gone on since."""
+def finished(path: Path, options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The summary of a run that has ended by its stop rule, and has not gone on since; `options` ask for nothing more
+    where they have the same stop rules."""
     summary = ended_weights.read_summary(path)
-    ended = summary.get("stopped_by") in ("return", "steps", "updates", "seconds")
-    lives = directory.read_config(path).get("life", 0), summary.get("life", 0)
-    return summary if ended and not (is_number(lives[1]) and lives[0] > lives[1]) else None
+    if summary.get("stopped_by") not in ("return", "steps", "updates", "seconds"):
+        return None
+    record = directory.read_config(path) if (path / directory.CONFIG).is_file() else {}
+    lives = record.get("life", 0), summary.get("life", 0)
+    if is_number(lives[1]) and lives[0] > lives[1]:
+        return None
+    if given := {stop: value for stop, value in (options or {}).items() if stop in STOPS}:
+        recorded = _recorded_options(record, path)
+        if any(value != getattr(recorded, stop) for stop, value in given.items()):
+            return None
+    return summary
 
 
 def _find_place(resumed: Resumed, record: Mapping[str, Any], options: RunOptions) -> None:
@@ -221,9 +225,8 @@ def _refuse_what_is_behind(resumed: Resumed, options: Mapping[str, Any]) -> None
             )
 
 
-def _refuse_finished(path: Path, recorded: RunOptions, chosen: RunOptions) -> None:
-    summary = finished(path)
-    if summary is not None and all(getattr(recorded, stop) == getattr(chosen, stop) for stop in STOPS):
+def _refuse_finished(path: Path, options: Mapping[str, Any]) -> None:
+    if (summary := finished(path, options)) is not None:
         reason = summary["stopped_by"]
         raise UserError(
             f"The run in {path} has ended, by its stop rule ({reason}): give another one to go on, such as "

@@ -1,10 +1,11 @@
-"""`shoal.train` and `shoal.resume`: an experiment from what a user gives in Python."""
+"""How a run is started, by the commands and by `shoal.train` and `shoal.resume`: the one way there is."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from shoal.experiment import view
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callback, Callbacks
-from shoal.experiment.resuming import Plan, plan
+from shoal.experiment.resuming import finished, plan
 from shoal.runs import directory, registry
 from shoal.runs.options import Result, RunOptions
 
@@ -33,10 +34,12 @@ def train(
 
     `options` are those of the command line: runtime, ray_address, seed, stop_return, stop_steps, stop_updates,
     stop_seconds, run_dir, max_failures, hang_seconds, checkpoint_every, checkpoint_updates, checkpoint_replay,
-    keep, restore, restore_partial, freeze, eval_every, eval_episodes, record_every, record_format, log. Fields of `cfg`
-    that were not given are set by the preset for the environment's kind. Callbacks are given a dict, of numbers or with
-    a path, while the run goes on, and end it by returning True (`shoal.experiment.listeners`). Raises `UserError` for
-    what cannot work and `RunFailed` when the run broke; Ctrl-C ends the run in order before it is raised here.
+    keep, resume, restore, restore_partial, freeze, eval_every, eval_episodes, record_every, record_format, log. Fields
+    of `cfg` that were not given are set by the preset for the environment's kind. With `resume="auto"` the run in
+    `run_dir` goes on, if there is one; of one that has ended, the result is given at once. Callbacks are given a dict,
+    of numbers or with a path, while the run goes on, and end it by returning True (`shoal.experiment.listeners`).
+    Raises `UserError` for what cannot work and `RunFailed` when the run broke; Ctrl-C ends the run in order before it
+    is raised here.
     """
     started = time.monotonic()
     if isinstance(cfg, os.PathLike) or (isinstance(cfg, str) and cfg.endswith(".toml")):
@@ -45,11 +48,10 @@ def train(
     for name in options:
         if name not in known:
             raise UserError(f"train() has no option {name!r}.{config.did_you_mean(name, known)}")
-    name, algorithm = registry.of_config(cfg)
-    env = describe_env(cfg)
-    cfg = config.apply_preset(cfg, algorithm.PRESETS, env.kind)
-    callbacks = Callbacks(on_progress, on_evaluation, on_checkpoint)
-    return _finish(Experiment(name, algorithm, cfg, env, RunOptions(**options), started), quiet, callbacks)
+    begun = begin(registry.of_config(cfg)[0], cfg, options, started)
+    if isinstance(begun, Result):
+        return begun
+    return _finish(begun, quiet, Callbacks(on_progress, on_evaluation, on_checkpoint))
 
 
 def _finish(experiment: Experiment, quiet: bool, callbacks: Callbacks) -> Result:
@@ -77,12 +79,39 @@ def resume(
     path = Path(directory.named(run, "shoal.resume()"))
     names = {field.name for field in dataclasses.fields(RunOptions)}
     options = {name: value for name, value in changes.items() if name in names}
-    found = plan(path, options, {name: value for name, value in changes.items() if name not in names})
-    callbacks = Callbacks(on_progress, on_evaluation, on_checkpoint)
-    return _finish(resumed_experiment(found, started), quiet, callbacks)
+    values = {name: value for name, value in changes.items() if name not in names}
+    return _finish(go_on(path, options, values, started), quiet, Callbacks(on_progress, on_evaluation, on_checkpoint))
 
 
-def resumed_experiment(found: Plan, started: float) -> Experiment:
+def begin(name: str, cfg: Any, options: Mapping[str, Any], started: float) -> Experiment | Result:
+    """The run of an algorithm with a config as it was given, and options as they were given, which began to be started
+    at `started`. With `resume="auto"` it is the one in its run directory, if there is one: that goes on, or, where it
+    has ended and is asked for nothing more, is what it came to."""
+    chosen = RunOptions(**options)
+    if chosen.resume == "auto":
+        if not chosen.run_dir:
+            raise UserError("--resume auto needs --run-dir: the folder of the run that is started or goes on.")
+        path = Path(chosen.run_dir)
+        if (path / directory.CONFIG).is_file():
+            return _begun_before(path, name, cfg, options, started)
+    algorithm = registry.load(name)
+    env = describe_env(cfg)
+    return Experiment(name, algorithm, config.apply_preset(cfg, algorithm.PRESETS, env.kind), env, chosen, started)
+
+
+def _begun_before(path: Path, name: str, cfg: Any, options: Mapping[str, Any], started: float) -> Experiment | Result:
+    recorded = directory.read_config(path)["algorithm"]
+    if registry.lasting_name(name) != recorded:
+        raise UserError(f"{path} is a run of {registry.short_name(recorded)}, not of {name}: give another --run-dir.")
+    changes = {key: value for key, value in options.items() if key not in ("resume", "run_dir")}
+    if (ended := finished(path, changes)) is not None:
+        return Result.of_summary(ended, path)
+    return go_on(path, changes, {field: getattr(cfg, field) for field in config.given(cfg)}, started)
+
+
+def go_on(path: Path, options: Mapping[str, Any], values: Mapping[str, Any], started: float) -> Experiment:
+    """A run that was interrupted, with these options and fields of its config in place of the recorded ones."""
+    found = plan(path, options, values)
     try:
         env = describe_env(found.cfg)
         return Experiment(found.name, found.algorithm, found.cfg, env, found.options, started, found.resumed)

@@ -23,8 +23,7 @@ from shoal.experiment import bitwise as comparing
 from shoal.experiment import exact, view
 from shoal.experiment.bitwise import KINDS, Difference
 from shoal.experiment.experiment import Experiment
-from shoal.experiment.resuming import plan
-from shoal.experiment.training import resumed_experiment
+from shoal.experiment.training import go_on
 from shoal.loops.wiring import Settings
 from shoal.program import Program
 from shoal.runs.options import RunOptions
@@ -88,7 +87,7 @@ def verify(
         say(f"training {updates} updates, then SIGKILL …")
         _in_its_own_process(lambda: begin(runs[1], lambda done: _die(done >= updates)), killed=True)
         say(f"resuming, to {2 * updates} updates …")
-        _in_its_own_process(lambda: _train(resumed_experiment(plan(runs[1], {}, {}), time.monotonic())))
+        _in_its_own_process(lambda: _train(go_on(runs[1], {}, {}, time.monotonic())))
         return _judge(Verdict(short_name(name), env.name, seed, 2 * updates, updates, True, {}), runs, program)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

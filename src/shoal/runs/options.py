@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from shoal import config, films
@@ -141,6 +143,17 @@ class Result:
     target: float | None
     bottleneck: str
     advice: str | None = None  # the one setting to change for more speed; None when none is known to help
+
+    @staticmethod
+    def of_summary(summary: Mapping[str, Any], run: Path) -> Result:
+        """What a run's summary.json tells."""
+        names = {field.name for field in dataclasses.fields(Result)}
+        try:
+            return Result(**{key: value for key, value in summary.items() if key in names} | {"run_dir": str(run)})
+        except TypeError:
+            raise UserError(
+                f"The summary of {run} lacks what a result has: it is another version's, or damaged."
+            ) from None
 
     @property
     def exit_code(self) -> int:

@@ -44,7 +44,7 @@ def made(options: RunOptions | None = None, resumed: Resumed | None = None) -> E
 def resumed(path: Path, life: int = 2, notes: tuple[str, ...] = (), **meta: Any) -> Resumed:
     known = {"evaluations": 4, "evaluation": {"eval_return": 7.0}, "best": 9.0, **meta}
     checkpoint = Checkpoint(path / "checkpoints" / "000001", known, ("metrics",))
-    return Resumed(path, RunLock(path), life, checkpoint, {"metrics": {"notes": list(notes)}})
+    return Resumed(path, RunLock(path), life, checkpoint, known, {"metrics": {"notes": list(notes)}})
 
 
 class Display:

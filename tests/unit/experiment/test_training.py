@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from shoal.algorithms import apex_dqn, impala
+from shoal.algorithms import apex_dqn, impala, ppo
 from shoal.analysis import plots
 from shoal.checkpoints import RunLock
 from shoal.cli.main import main
@@ -25,7 +25,7 @@ from shoal.experiment.ending import METRICS, Final
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callbacks
-from shoal.experiment.training import _finish, resumed_experiment, train
+from shoal.experiment.training import _finish, go_on, train
 from shoal.experiment.watching import LATE, take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
@@ -216,7 +216,46 @@ def test_a_run_that_cannot_go_on_after_all_lets_go_of_its_lock(tmp_path: Path, m
     monkeypatch.setattr("shoal.experiment.training.describe_env", refuse)
     lock = RunLock(tmp_path)
     lock.acquire()
+    plan: Any = SimpleNamespace(cfg=None, resumed=SimpleNamespace(lock=lock))
+    monkeypatch.setattr("shoal.experiment.training.plan", lambda *given: plan)
     with pytest.raises(UserError, match="no such environment"):
-        resumed_experiment(cast(Any, SimpleNamespace(cfg=None, resumed=SimpleNamespace(lock=lock))), 0.0)
+        go_on(tmp_path, {}, {}, 0.0)
     with RunLock(tmp_path):
         pass
+
+
+# ---- resume="auto"
+
+
+def asked_for(run: Path, **options: Any) -> Any:
+    small: dict[str, Any] = {"envs_per_actor": 2, "batch": 2, "queue": 4, "unroll": 4, "hidden": (4,), "preset": "none"}
+    cfg = impala.Config(env="CartPole-v1", **small)
+    return train(cfg, quiet=True, runtime="inline", run_dir=str(run), resume="auto", **options)
+
+
+def test_resume_auto_begins_goes_on_and_tells_what_has_ended(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = asked_for(run, stop_updates=150, on_progress=lambda told: True)
+    assert first.stopped_by == "callback"
+    second = asked_for(run, stop_updates=150)
+    assert (second.stopped_by, second.learner_steps) == ("updates", 150)
+    assert second.env_steps > first.env_steps, "it went on"
+    assert json.loads((run / "config.json").read_text())["life"] == 1
+    before = (run / "metrics.jsonl").read_bytes()
+    third = asked_for(run, stop_updates=150)
+    assert third == second
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_auto_goes_on_with_a_run_that_has_ended_when_it_is_asked_for_more(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert asked_for(run, stop_updates=2).learner_steps == 2
+    assert asked_for(run, stop_updates=5).learner_steps == 5
+
+
+def test_resume_auto_needs_to_know_which_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--resume auto needs --run-dir"):
+        train(impala.Config(env="CartPole-v1"), resume="auto")
+    asked_for(tmp_path / "run", stop_updates=1)
+    with pytest.raises(UserError, match="is a run of impala, not of ppo"):
+        train(ppo.Config(env="CartPole-v1"), resume="auto", run_dir=str(tmp_path / "run"), stop_updates=1)
