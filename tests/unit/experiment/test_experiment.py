@@ -115,6 +115,7 @@ def test_a_run_that_goes_on_cuts_its_metrics_back_and_keeps_its_lock(tmp_path: P
     first.write_row("progress", {"seconds": 2.0})
     first.close()
     directory, lock = made(resumed=goes_on)._open(cast(Any, Display()))
+    directory.go_on()  # when its nodes have started
     directory.close()
     assert [json.loads(line)["seconds"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1.0]
     assert lock is goes_on.lock
