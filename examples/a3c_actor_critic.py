@@ -90,7 +90,7 @@ class Worker:
         """How much better the rest of a rollout was than the critic thought; a row after an end only ends returns."""
         discount = torch.where(terminated, 0.0, GAMMA)
         error = torch.where(valid, reward + discount * values[1:] - values[:-1], 0.0)
-        advantage = backward_recurrence(error, torch.where(valid, discount, 0.0))
+        advantage = backward_recurrence(inputs=error, decay=torch.where(valid, discount, 0.0))
         return advantage, advantage + values[:-1]
 
     def mean_return(self) -> float:

@@ -97,7 +97,7 @@ class MyLearner:
             rewards = torch.where(valid, batch["reward"][:-1], values[:-1])  # a row after an end only ends returns
             discounts = torch.where(valid & ~terminated, GAMMA, 0.0)
             rewards[-1] += discounts[-1] * values[-1]
-            returns = backward_recurrence(rewards, discounts)
+            returns = backward_recurrence(inputs=rewards, decay=discounts)
         log_probs = torch.log_softmax(outputs[:-1, :, :2], -1)
         taken = log_probs.gather(-1, batch["action"][:-1].unsqueeze(-1)).squeeze(-1)
         errors = returns - values[:-1]

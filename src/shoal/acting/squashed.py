@@ -38,7 +38,7 @@ class SquashedGaussianPolicy(ControlPolicy):
 
     def explore(self, observation: Any, state: State, random: Random) -> Acted:
         mean, log_std = self.network.actor(observation)
-        drawn, log_prob = squashed_gaussian(mean, log_std, normal(random, mean))
+        drawn, log_prob = squashed_gaussian(mean=mean, log_std=log_std, noise=normal(random, mean))
         taken = self.random_actions(drawn, random)
         bonus = -self.network.log_temperature.exp() * log_prob
         return self.taken(observation, drawn, drawn if taken is None else taken, bonus)

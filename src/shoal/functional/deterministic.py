@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Clipping = Literal["element", "norm"]
+from shoal.functional.shapes import check_shapes
 
 
 class DeterministicLoss(NamedTuple):
@@ -17,45 +17,33 @@ class DeterministicLoss(NamedTuple):
 
 
 def deterministic_policy_loss(
-    actions: Tensor,
-    critic: Callable[[Tensor], Tensor],
-    *,
-    clip: float | None = 1.0,
-    clipping: Clipping = "element",
+    *, actions: Tensor, critic: Callable[[Tensor], Tensor], clip: float = 1.0
 ) -> DeterministicLoss:
     """The actor's loss (Silver 2014): actions [B, n] of the actor, critic: actions [B, n] → expected returns [B].
 
-    dQ/da is clipped element by element to ± clip, or each action's whole slope to norm clip (None: not at all).
-    The critic's parameters receive no gradient; it must treat the items of a batch apart from each other.
+    dQ/da is clipped element by element to ± clip (0: not at all). The critic's parameters receive no gradient; it must
+    treat the items of a batch apart from each other.
     """
     proposal = actions.detach().requires_grad_()
     with torch.enable_grad():
         value = critic(proposal)
+        check_shapes(actions.shape[:1], critic=value)
         (slope,) = torch.autograd.grad(value.sum(), proposal)
     norm = torch.linalg.vector_norm(slope, dim=-1)
-    slope = clip_slope(slope, clip, clipping)
+    if clip:
+        slope = slope.clamp(-clip, clip)
     # A line through −Q with the clipped slope: the value is −Q, the gradient what it should be.
     losses = -value.detach() - (slope * (actions - proposal.detach())).sum(-1)
     return DeterministicLoss(losses, norm)
 
 
 def squashed_policy_loss(
-    raw: Tensor, critic: Callable[[Tensor], Tensor], *, clip: float = 0.0, saturation_cost: float = 0.0
+    *, raw: Tensor, critic: Callable[[Tensor], Tensor], clip: float = 0.0, saturation_cost: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The mean loss of actions tanh(raw) [B, n], 0-d, and norms of dQ/da before clipping [B].
 
     Where tanh is saturated its slope is nearly 0, and an actor may stay there for good: squares of `raw` cost
     something. A clip of 0 is none.
     """
-    losses, slopes = deterministic_policy_loss(torch.tanh(raw), critic, clip=clip or None)
+    losses, slopes = deterministic_policy_loss(actions=torch.tanh(raw), critic=critic, clip=clip)
     return losses.mean() + saturation_cost * raw.square().sum(-1).mean(), slopes
-
-
-def clip_slope(slope: Tensor, clip: float | None, clipping: Clipping) -> Tensor:
-    """dQ/da [B, n], element-wise within ± clip or each row with a norm of at most clip."""
-    if clip is None:
-        return slope
-    if clipping == "element":
-        return slope.clamp(-clip, clip)
-    norm: Tensor = torch.linalg.vector_norm(slope, dim=-1, keepdim=True)
-    return slope * (clip / norm.clamp(min=clip))

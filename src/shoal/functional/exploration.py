@@ -9,7 +9,7 @@ from shoal.functional.arrays import Random, integers, library, normal, uniform
 from shoal.types import Array, Values
 
 
-def epsilon_ladder(index: Array, total: int, base: float = 0.4, exponent: float = 7.0) -> Array:
+def epsilon_ladder(*, index: Array, total: int, base: float = 0.4, exponent: float = 7.0) -> Array:
     """ε_i = base^(1 + exponent · i/(N−1)) for environments `index` of N = `total` (Horgan 2018), float32 [len(index)].
 
     A single environment has ε = base.
@@ -17,7 +17,7 @@ def epsilon_ladder(index: Array, total: int, base: float = 0.4, exponent: float 
     return (base ** (1.0 + exponent * _place(index, total))).astype(np.float32)
 
 
-def noise_ladder(index: Array, total: int, largest: float, smallest: float) -> Array:
+def noise_ladder(*, index: Array, total: int, largest: float, smallest: float) -> Array:
     """Standard deviations from `largest` down to `smallest` in equal ratios, float32 [len(index)].
 
     The paper gives no ladder for deterministic policies; this one has the form of `epsilon_ladder`. A single

@@ -1,4 +1,8 @@
-"""n-step returns over streams: they end with an episode, and at the end of the rows they become shorter."""
+"""n-step returns over streams: they end with an episode, and at the end of the rows they become shorter.
+
+`n_step_returns` is the law. The replay, which knows no torch, sums in numpy what it gathers
+(`replay.views.Transition`); a test holds it to this law.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from shoal.functional.shapes import check_shapes
 
 
 class NStep(NamedTuple):
@@ -22,6 +28,7 @@ def n_step_returns(*, rewards: Tensor, discounts: Tensor, valid: Tensor, n: int)
     truncated episode is bootstrapped. Row t of such a kind itself has return 0, discount 1 and 0 steps. The last
     n − 1 rows have shorter returns, bootstrapped from row T. Of items with n rows each, row 0 is what is wanted.
     """
+    check_shapes(rewards.shape, discounts=discounts, valid=valid)
     length = len(rewards)
     returns = torch.zeros_like(rewards)
     product = torch.ones_like(discounts)
@@ -37,11 +44,12 @@ def n_step_returns(*, rewards: Tensor, discounts: Tensor, valid: Tensor, n: int)
 
 
 @torch.no_grad()
-def bootstrap(returns: Tensor, discounts: Tensor, values: Tensor) -> Tensor:
+def bootstrap(*, returns: Tensor, discounts: Tensor, values: Tensor) -> Tensor:
     """returns + discounts · values. The first two [...], values [...] or with an axis of quantiles [..., K].
 
     Where the discount is 0 the value does not count, whatever it is. Carries no gradient.
     """
+    check_shapes(values.shape[: returns.dim()], returns=returns, discounts=discounts)
     if values.dim() > returns.dim():
         returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
     return returns + torch.where(discounts == 0, 0.0, discounts * values)
@@ -55,4 +63,4 @@ def n_step_targets(*, values: Tensor, rewards: Tensor, discounts: Tensor, valid:
     """
     step = n_step_returns(rewards=rewards, discounts=discounts, valid=valid, n=n)
     rows = torch.arange(len(rewards), device=rewards.device).unsqueeze(-1) + step.steps
-    return bootstrap(step.returns, step.discounts, values.gather(0, rows))
+    return bootstrap(returns=step.returns, discounts=step.discounts, values=values.gather(0, rows))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.functional.shapes import check_shapes
+
 
 class Moments(NamedTuple):
     mean: Tensor  # [...]
@@ -15,12 +17,13 @@ class Moments(NamedTuple):
 
 
 @torch.no_grad()
-def masked_sums(x: Tensor, valid: Tensor, about: Tensor | None = None) -> Tensor:
+def masked_sums(x: Tensor, *, valid: Tensor, about: Tensor | None = None) -> Tensor:
     """Σ(x − about), Σ(x − about)² and the number of valid rows. x [T, B, ...], valid [T, B] → float64 [3, ...].
 
     These add up over learners. `about` [...] (0 if None) is a number near the mean that all learners share, such as
     the running mean: it keeps the variance of data far from 0 exact.
     """
+    check_shapes(x.shape[: valid.dim()], valid=valid)
     x = x.double() if about is None else x.double() - about
     x = torch.where(valid.view(*valid.shape, *[1] * (x.dim() - valid.dim())), x, 0.0).flatten(0, valid.dim() - 1)
     rows = valid.sum().double()
@@ -28,7 +31,7 @@ def masked_sums(x: Tensor, valid: Tensor, about: Tensor | None = None) -> Tensor
 
 
 @torch.no_grad()
-def from_sums(sums: Tensor, about: Tensor | None = None) -> Moments:
+def from_sums(sums: Tensor, *, about: Tensor | None = None) -> Moments:
     """The statistics of the rows that were summed. sums [3, ...] and what they are about."""
     rows = sums[2].flatten()[0]
     mean, square = sums[:2] / rows.clamp(min=1.0)
@@ -37,7 +40,7 @@ def from_sums(sums: Tensor, about: Tensor | None = None) -> Moments:
 
 
 @torch.no_grad()
-def merge(a: Moments, b: Moments) -> Moments:
+def merge(*, a: Moments, b: Moments) -> Moments:
     """The statistics of both sets of rows together (Chan 1983). Means and variances of one shape."""
     rows = a.rows + b.rows
     share = b.rows / rows.clamp(min=1.0)
@@ -46,16 +49,16 @@ def merge(a: Moments, b: Moments) -> Moments:
     return Moments(a.mean + share * difference, variance, rows)
 
 
-def normalise(x: Tensor, moments: Moments, epsilon: float = 1e-8) -> Tensor:
+def normalise(x: Tensor, *, moments: Moments, epsilon: float = 1e-8) -> Tensor:
     """(x − mean) / √(variance + ε), of x's dtype. x [..., *mean.shape]."""
     scale = torch.rsqrt(moments.variance + epsilon)
     return (x - moments.mean.to(x.dtype)) * scale.to(x.dtype)
 
 
 @torch.no_grad()
-def normalise_advantages(advantages: Tensor, valid: Tensor, sums: Tensor, epsilon: float = 1e-8) -> Tensor:
+def normalise_advantages(advantages: Tensor, *, valid: Tensor, sums: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Advantages with mean 0 and variance 1 over the rows behind `sums` (`masked_sums`, added up over all learners).
 
     advantages and valid [T, B], sums [3]; 0 on rows that are no transitions.
     """
-    return torch.where(valid, normalise(advantages, from_sums(sums), epsilon), 0.0)
+    return torch.where(valid, normalise(advantages, moments=from_sums(sums), epsilon=epsilon), 0.0)

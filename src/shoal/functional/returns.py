@@ -5,14 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.functional.shapes import check_shapes
 
-def backward_recurrence(inputs: Tensor, decay: Tensor, by_doubling: bool | None = None) -> Tensor:
+
+def backward_recurrence(*, inputs: Tensor, decay: Tensor, by_doubling: bool | None = None) -> Tensor:
     """x_t = inputs_t + decay_t · x_{t+1} with x_T = 0. Both [T, B], result [T, B]; carries no gradient.
 
     V-trace, λ-returns and generalised advantages are all this recurrence. On the CPU it runs over numpy views,
     where a step costs about 1 µs against 10 µs in torch; elsewhere it doubles its reach log2(T) times.
     `by_doubling` chooses between the two by hand.
     """
+    check_shapes(inputs.shape, decay=decay)
     inputs, decay = inputs.detach(), decay.detach()
     result = inputs.clone(memory_format=torch.contiguous_format)
     length = len(inputs)
@@ -31,7 +34,7 @@ def backward_recurrence(inputs: Tensor, decay: Tensor, by_doubling: bool | None 
     return result
 
 
-def explained_variance(squared_error: Tensor, targets: Tensor, valid: Tensor, count: Tensor) -> Tensor:
+def explained_variance(*, squared_error: Tensor, targets: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """1 − mean squared error / Var(targets) over valid rows, 0-d: 1 is perfect, 0 no better than their mean.
 
     squared_error is the mean over valid rows, 0-d; targets and valid [T, B]; count of valid rows, 0-d.
@@ -41,6 +44,6 @@ def explained_variance(squared_error: Tensor, targets: Tensor, valid: Tensor, co
     return 1.0 - squared_error / variance.clamp(min=1e-8)
 
 
-def learned_rewards(rewards: Tensor, scale: float, clip: float = 0.0) -> Tensor:
+def learned_rewards(rewards: Tensor, *, scale: float, clip: float = 0.0) -> Tensor:
     """Rewards as they are learned from: clipped to ± clip (0: not at all), then scaled."""
     return (rewards.clamp(-clip, clip) if clip else rewards) * scale

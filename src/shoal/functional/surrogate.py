@@ -6,20 +6,22 @@ import torch
 from torch import Tensor
 
 from shoal.functional.policy_gradient import masked_mean
+from shoal.functional.shapes import check_shapes
 
 
 def clipped_surrogate_loss(
-    log_prob: Tensor, behaviour_log_prob: Tensor, advantages: Tensor, valid: Tensor, count: Tensor, clip: float = 0.2
+    *, log_prob: Tensor, behaviour_log_prob: Tensor, advantages: Tensor, valid: Tensor, count: Tensor, clip: float = 0.2
 ) -> Tensor:
     """−mean min(r·A, clip(r, 1 ± clip)·A) with r = π/μ over valid rows (Schulman 2017, eq. 7), 0-d. All [T, B] or [N].
 
     No gradient through the advantages or the behaviour's log-probability; the count is the caller's (global) one.
     """
     ratio = _ratio(log_prob, behaviour_log_prob.detach(), valid)
-    return -masked_mean(_clipped(ratio, advantages.detach(), clip), valid, count)
+    return -masked_mean(_clipped(ratio, advantages.detach(), clip), valid=valid, count=count)
 
 
 def asynchronous_surrogate_loss(
+    *,
     log_prob: Tensor,
     target_log_prob: Tensor,
     behaviour_log_prob: Tensor,
@@ -37,43 +39,46 @@ def asynchronous_surrogate_loss(
     behaviour = behaviour_log_prob.detach()
     correction = _ratio(behaviour, target_log_prob.detach(), valid).clamp(max=limit)
     ratio = correction * _ratio(log_prob, behaviour, valid)
-    return -masked_mean(_clipped(ratio, advantages.detach(), clip), valid, count)
+    return -masked_mean(_clipped(ratio, advantages.detach(), clip), valid=valid, count=count)
 
 
 def clipped_value_loss(
-    values: Tensor, old_values: Tensor, targets: Tensor, valid: Tensor, count: Tensor, clip: float = 0.2
+    *, values: Tensor, old_values: Tensor, targets: Tensor, valid: Tensor, count: Tensor, clip: float = 0.2
 ) -> Tensor:
     """½ mean max((v − R)², (v_old + clip(v − v_old, ± clip) − R)²) over valid rows, 0-d. All [T, B] or [N].
 
     A value gains nothing by moving further than `clip` from what it was when the rows were collected (v_old).
     Gradient only through the values.
     """
+    check_shapes(values.shape, old_values=old_values, targets=targets, valid=valid)
     old, targets = old_values.detach(), targets.detach()
     error = torch.where(valid, values - targets, 0.0)
     limited = torch.where(valid, old + (values - old).clamp(-clip, clip) - targets, 0.0)
-    return 0.5 * masked_mean(torch.maximum(error.square(), limited.square()), valid, count)
+    return 0.5 * masked_mean(torch.maximum(error.square(), limited.square()), valid=valid, count=count)
 
 
 @torch.no_grad()
-def approximate_kl(log_prob: Tensor, behaviour_log_prob: Tensor, valid: Tensor, count: Tensor) -> Tensor:
+def approximate_kl(*, log_prob: Tensor, behaviour_log_prob: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """KL(μ ‖ π) as mean(r − 1 − log r) over valid rows, r = π/μ, 0-d: unbiased, never negative (Schulman 2020)."""
     log_ratio = torch.where(valid, log_prob - behaviour_log_prob, 0.0)
-    return masked_mean(torch.expm1(log_ratio) - log_ratio, valid, count)
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, valid=valid, count=count)
 
 
 @torch.no_grad()
 def clipped_fraction(
-    log_prob: Tensor, behaviour_log_prob: Tensor, valid: Tensor, count: Tensor, clip: float = 0.2
+    *, log_prob: Tensor, behaviour_log_prob: Tensor, valid: Tensor, count: Tensor, clip: float = 0.2
 ) -> Tensor:
     """The part of the valid rows whose ratio π/μ lies outside 1 ± clip, 0-d."""
     outside = (_ratio(log_prob, behaviour_log_prob, valid) - 1.0).abs() > clip
-    return masked_mean(outside.to(log_prob.dtype), valid, count)
+    return masked_mean(outside.to(log_prob.dtype), valid=valid, count=count)
 
 
 def _ratio(log_prob: Tensor, other: Tensor, valid: Tensor) -> Tensor:
     """exp(log_prob − other), 1 on rows that are no transitions: masked before the exp, or 0 · inf is their gradient."""
+    check_shapes(log_prob.shape, other=other, valid=valid)
     return torch.exp(torch.where(valid, log_prob - other, 0.0))
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    check_shapes(ratio.shape, advantages=advantages)
     return torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip, 1.0 + clip) * advantages)

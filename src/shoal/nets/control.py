@@ -124,7 +124,7 @@ class Critic(nn.Module):
         """The expected return of what forward gave, [N]."""
         if self.kind == "scalar":
             return outputs
-        return categorical_mean(outputs, self.support) if self.kind == "categorical" else outputs.mean(-1)
+        return categorical_mean(outputs, support=self.support) if self.kind == "categorical" else outputs.mean(-1)
 
     def expected_return(self, observation: Any, action: Tensor) -> Tensor:
         """[N]"""

@@ -43,13 +43,13 @@ class RunningStatistics(nn.Module):
 
     def sums(self, x: Tensor, valid: Tensor) -> Tensor:
         """What `merge` needs of x [T, B, ...], flat; valid bool [T, B]."""
-        return masked_sums(x, valid, self.mean).flatten()
+        return masked_sums(x, valid=valid, about=self.mean).flatten()
 
     def merge(self, sums: Tensor) -> None:
         """Add the rows behind `sums`; rows that are not finite would spoil all that come after and are left out."""
         if not torch.isfinite(sums).all():
             return
-        merged = merge(self.moments, from_sums(sums.view(3, *self.mean.shape), self.mean))
+        merged = merge(a=self.moments, b=from_sums(sums.view(3, *self.mean.shape), about=self.mean))
         for own, new in zip(self.moments, merged):
             own.copy_(new)
 
@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
         flat = tree.flatten(observation, "observation")
         for name, part in zip(self.names, self.parts):
             moments = cast(RunningStatistics, part).moments
-            flat[name] = normalise(flat[name].float(), moments, EPSILON).clamp(-LIMIT, LIMIT)
+            flat[name] = normalise(flat[name].float(), moments=moments, epsilon=EPSILON).clamp(-LIMIT, LIMIT)
         return tree.nest(self.space, flat, "observation")
 
     def update(self, observation: Any, valid: Tensor, total: Total) -> None:
@@ -91,9 +91,9 @@ class RewardNormalizer(RunningStatistics):
     def forward(self, rewards: Tensor, discounts: Tensor, valid: Tensor, total: Total) -> Tensor:
         """An unroll, all [T, B], discounts γ·(1 − terminated); its returns are added to the statistics first."""
         if not self.normalize:
-            return learned_rewards(rewards, self.scale, self.clip)
-        rewards = learned_rewards(rewards, 1.0, self.clip)
-        returns = backward_recurrence(torch.where(valid, rewards, 0.0), torch.where(valid, discounts, 0.0))
+            return learned_rewards(rewards, scale=self.scale, clip=self.clip)
+        rewards = learned_rewards(rewards, scale=1.0, clip=self.clip)
+        returns = backward_recurrence(inputs=torch.where(valid, rewards, 0.0), decay=torch.where(valid, discounts, 0.0))
         self.merge(total(self.sums(returns, valid)))
         deviation = torch.rsqrt(self.variance + EPSILON).to(rewards.dtype)
         return (rewards * deviation).clamp(-LIMIT, LIMIT) * self.scale

@@ -166,6 +166,8 @@ class Whole:
 class Transition:
     """An n-step transition, [batch, ...]: every column at the first row, and the columns `following` n rows later.
 
+    Its sums are those of `functional.n_step.n_step_returns`, the law, in numpy; a test compares them.
+
     "reward" is the discounted sum, "discount" the product of discounts (0 after a termination). Near an episode's end
     n is smaller and the following observation is the episode's final one. With `reward_clip`, rewards are clipped to ±
     that before they are summed.

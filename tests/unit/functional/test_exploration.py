@@ -11,18 +11,18 @@ from shoal.functional.exploration import epsilon_greedy, epsilon_ladder, gaussia
 def test_the_epsilon_ladder_is_the_papers_formula_over_all_environments() -> None:
     total = 9
     expected = [0.4 ** (1.0 + 7.0 * i / (total - 1)) for i in range(total)]
-    np.testing.assert_allclose(epsilon_ladder(np.arange(total), total), expected, rtol=1e-6)
-    parts = [epsilon_ladder(np.arange(first, first + 3), total) for first in (0, 3, 6)]
-    np.testing.assert_array_equal(np.concatenate(parts), epsilon_ladder(np.arange(total), total))
+    np.testing.assert_allclose(epsilon_ladder(index=np.arange(total), total=total), expected, rtol=1e-6)
+    parts = [epsilon_ladder(index=np.arange(first, first + 3), total=total) for first in (0, 3, 6)]
+    np.testing.assert_array_equal(np.concatenate(parts), epsilon_ladder(index=np.arange(total), total=total))
 
 
 def test_a_single_environment_has_the_ladders_first_rung() -> None:
-    assert epsilon_ladder(np.arange(1), 1).tolist() == pytest.approx([0.4])
-    assert noise_ladder(np.arange(1), 1, 0.5, 0.1).tolist() == pytest.approx([0.5])
+    assert epsilon_ladder(index=np.arange(1), total=1).tolist() == pytest.approx([0.4])
+    assert noise_ladder(index=np.arange(1), total=1, largest=0.5, smallest=0.1).tolist() == pytest.approx([0.5])
 
 
 def test_the_noise_ladder_falls_in_equal_ratios_between_its_ends() -> None:
-    scales = noise_ladder(np.arange(5), 5, 0.8, 0.05)
+    scales = noise_ladder(index=np.arange(5), total=5, largest=0.8, smallest=0.05)
     assert (scales[0], scales[-1]) == pytest.approx((0.8, 0.05))
     np.testing.assert_allclose(scales[1:] / scales[:-1], 0.5, rtol=1e-6)
 
@@ -49,4 +49,4 @@ def test_gaussian_noise_has_each_environments_scale_and_stays_within_bounds() ->
 
 
 def test_no_noise_at_all_is_a_ladder_too() -> None:
-    assert noise_ladder(np.arange(3), 3, 0.0, 0.0).tolist() == [0.0, 0.0, 0.0]
+    assert noise_ladder(index=np.arange(3), total=3, largest=0.0, smallest=0.0).tolist() == [0.0, 0.0, 0.0]

@@ -66,7 +66,7 @@ def test_a_terminated_row_ignores_even_an_infinite_value() -> None:
 def test_bootstrap_shifts_and_scales_every_quantile() -> None:
     returns, discounts = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0])
     quantiles = torch.tensor([[2.0, 4.0], [float("inf"), float("nan")]])
-    assert bootstrap(returns, discounts, quantiles).tolist() == [[2.0, 3.0], [2.0, 2.0]]
+    assert bootstrap(returns=returns, discounts=discounts, values=quantiles).tolist() == [[2.0, 3.0], [2.0, 2.0]]
 
 
 def test_n_step_targets_carry_no_gradient_and_leave_inputs_alone() -> None:

@@ -24,7 +24,7 @@ def test_an_invalid_row_counts_for_nothing_even_when_it_is_not_finite() -> None:
         clean = loss(x, y, valid, count)
         dirty = loss(spoiled, y, valid, count)
         torch.testing.assert_close(dirty, clean)
-    bonus = entropy_bonus(spoiled, valid, count)
+    bonus = entropy_bonus(spoiled, valid=valid, count=count)
     torch.testing.assert_close(bonus, x[valid].mean())
     (gradient,) = torch.autograd.grad(bonus, spoiled)
     torch.testing.assert_close(gradient, valid / count.double())
@@ -33,13 +33,13 @@ def test_an_invalid_row_counts_for_nothing_even_when_it_is_not_finite() -> None:
 def test_the_mean_is_over_the_count_given() -> None:
     """With several learners the count is the global one."""
     x, _, valid, count = data()
-    torch.testing.assert_close(masked_mean(x, valid, 2 * count), x[valid].mean() / 2)
+    torch.testing.assert_close(masked_mean(x, valid=valid, count=2 * count), x[valid].mean() / 2)
 
 
 def test_the_policy_gradient_is_the_advantage_times_the_gradient_of_the_log_probability() -> None:
     x, y, valid, count = data()
     advantages = y.clone().requires_grad_()
-    loss = policy_gradient_loss(x, advantages, valid, count)
+    loss = policy_gradient_loss(log_prob=x, advantages=advantages, valid=valid, count=count)
     (gradient,) = torch.autograd.grad(loss, x, retain_graph=True)
     torch.testing.assert_close(gradient, torch.where(valid, -y / count, 0.0))
     assert torch.autograd.grad(loss, advantages, allow_unused=True) == (None,)

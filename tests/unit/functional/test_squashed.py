@@ -17,7 +17,7 @@ def parameters(seed: int = 0, spread: float = 1.0) -> tuple[torch.Tensor, torch.
 
 def test_log_densities_are_those_of_a_transformed_distribution() -> None:
     mean, log_std, noise = parameters()
-    action, log_prob = squashed_gaussian(mean, log_std, noise)
+    action, log_prob = squashed_gaussian(mean=mean, log_std=log_std, noise=noise)
     transformed = TransformedDistribution(Normal(mean, log_std.exp()), [TanhTransform(cache_size=1)])
     torch.testing.assert_close(log_prob, Independent(transformed, 1).log_prob(action), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(action, torch.tanh(mean + log_std.exp() * noise))
@@ -26,10 +26,10 @@ def test_log_densities_are_those_of_a_transformed_distribution() -> None:
 def test_a_density_far_outside_stays_finite_and_right_where_tanh_rounds_to_one() -> None:
     mean, log_std, noise = (x.float() for x in parameters(spread=1.0))
     mean = mean + 20.0
-    action, log_prob = squashed_gaussian(mean, log_std, noise)
+    action, log_prob = squashed_gaussian(mean=mean, log_std=log_std, noise=noise)
     assert (action == 1.0).all()
     assert torch.isfinite(log_prob).all()
-    _, exact = squashed_gaussian(mean.double(), log_std.double(), noise.double())
+    _, exact = squashed_gaussian(mean=mean.double(), log_std=log_std.double(), noise=noise.double())
     torch.testing.assert_close(log_prob.double(), exact, rtol=1e-4, atol=1e-3)
     u = (mean.double() + log_std.double().exp() * noise.double())[0]
     by_hand = Normal(mean[0].double(), log_std[0].double().exp()).log_prob(u) - torch.log(4.0 * torch.exp(-2.0 * u))
@@ -46,8 +46,10 @@ def test_gradients_flow_through_mean_and_deviation_as_by_reparametrisation() -> 
         density = Normal(mean, log_std.exp()).log_prob(u) - torch.log1p(-torch.tanh(u).square())
         return density.sum()
 
-    ours = torch.autograd.grad(squashed_gaussian(mean, log_std, noise).log_prob.sum(), (mean, log_std))
+    ours = torch.autograd.grad(
+        squashed_gaussian(mean=mean, log_std=log_std, noise=noise).log_prob.sum(), (mean, log_std)
+    )
     for a, b in zip(ours, torch.autograd.grad(by_torch(), (mean, log_std))):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    (by_mean,) = torch.autograd.grad(squashed_gaussian(mean, log_std, noise).action.sum(), mean)
+    (by_mean,) = torch.autograd.grad(squashed_gaussian(mean=mean, log_std=log_std, noise=noise).action.sum(), mean)
     torch.testing.assert_close(by_mean, 1.0 - torch.tanh(mean + log_std.exp() * noise).square())

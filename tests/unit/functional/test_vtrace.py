@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.functional.gae import gae
 from shoal.functional.returns import backward_recurrence, explained_variance
 from shoal.functional.vtrace import vtrace
 
@@ -40,7 +41,7 @@ def test_vtrace_is_the_papers_double_sum(lambda_: float, clip_rho: float, clip_c
                 expected[s, b] += product * min(clip_rho, rho[t, b]) * error
     found = vtrace(**x, lambda_=lambda_, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=0.9)
     np.testing.assert_allclose(found.targets.numpy(), expected, rtol=1e-12)
-    following = np.concatenate([expected[1:], values[-1:]])
+    following = np.concatenate([lambda_ * expected[1:] + (1.0 - lambda_) * values[1:-1], values[-1:]])
     advantages = np.minimum(0.9, rho) * (rewards + discounts * following - values[:-1])
     np.testing.assert_allclose(found.advantages.numpy(), advantages, rtol=1e-12, atol=1e-12)
 
@@ -53,6 +54,17 @@ def test_on_policy_vtrace_is_the_n_step_return() -> None:
     found = vtrace(**x)
     torch.testing.assert_close(found.targets, torch.stack(expected[:-1]))
     torch.testing.assert_close(found.advantages, torch.stack(expected[:-1]) - x["values"][:-1])
+
+
+@pytest.mark.parametrize("lambda_", [1.0, 0.95, 0.5, 0.0])
+def test_on_policy_vtrace_is_generalised_advantage_estimation(lambda_: float) -> None:
+    """Also with λ < 1, and across the ends of episodes: rows that are no transitions have rho = 0."""
+    x = inputs(1)
+    valid = torch.rand(T, B, generator=torch.Generator().manual_seed(2)) < 0.8
+    found = vtrace(**(x | {"rho": valid.double()}), lambda_=lambda_)
+    expected = gae(values=x["values"], rewards=x["rewards"], discounts=x["discounts"], valid=valid, lambda_=lambda_)
+    torch.testing.assert_close(found.advantages, expected.advantages)
+    torch.testing.assert_close(found.targets, expected.targets)
 
 
 def test_an_invalid_step_splits_the_trajectory() -> None:
@@ -101,8 +113,8 @@ def test_the_recurrence_by_doubling_equals_the_loop(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
     x = torch.randn(length, B, generator=generator, dtype=torch.float64)
     decay = torch.rand(length, B, generator=generator, dtype=torch.float64)
-    loop = backward_recurrence(x, decay)
-    doubled = backward_recurrence(x, decay, by_doubling=True)
+    loop = backward_recurrence(inputs=x, decay=decay)
+    doubled = backward_recurrence(inputs=x, decay=decay, by_doubling=True)
     torch.testing.assert_close(loop, doubled)
     torch.testing.assert_close(loop[-1], x[-1])
     if length > 1:
@@ -116,7 +128,9 @@ def test_explained_variance_is_one_for_perfect_values_and_zero_for_the_mean() ->
     count = valid.sum()
     targets[~valid] = float("nan")
     mean_error = targets[valid].var(correction=0)
-    assert float(explained_variance(torch.tensor(0.0), targets, valid, count)) == 1.0
-    assert float(explained_variance(mean_error, targets, valid, count)) == pytest.approx(0.0, abs=1e-5)
+    assert float(explained_variance(squared_error=torch.tensor(0.0), targets=targets, valid=valid, count=count)) == 1.0
+    assert float(
+        explained_variance(squared_error=mean_error, targets=targets, valid=valid, count=count)
+    ) == pytest.approx(0.0, abs=1e-5)
     constant = torch.full_like(targets, 2.0)  # there is nothing to explain, and values that are right explain it
-    assert float(explained_variance(torch.tensor(0.0), constant, valid, count)) == 1.0
+    assert float(explained_variance(squared_error=torch.tensor(0.0), targets=constant, valid=valid, count=count)) == 1.0

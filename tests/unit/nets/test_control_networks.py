@@ -140,7 +140,9 @@ def test_the_slope_of_each_critic_by_the_actions_is_that_of_finite_differences(k
     actions = torch.rand(B, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
 
     def losses(actions: torch.Tensor) -> torch.Tensor:
-        return deterministic_policy_loss(actions, lambda a: critic.expected(critic(observation, a)), clip=None).losses
+        return deterministic_policy_loss(
+            actions=actions, critic=lambda a: critic.expected(critic(observation, a)), clip=0.0
+        ).losses
 
     assert torch.autograd.gradcheck(losses, (actions,))
 
