@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from shoal.batches import Batch
 
+Measured = dict[str, SupportsFloat]  # numbers by name, or what gives one when it is read
+
 
 @dataclass(frozen=True)
 class Update:

@@ -5,7 +5,7 @@ An algorithm's file adds what is its own, and gives another default where the me
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from shoal.config import (
     Amount,
@@ -382,7 +382,7 @@ class RandomStart:
     """Of all environments together, with uniform actions, before the actor acts."""
 
 
-@config(epsilon=1e-5)
+@config()
 class OnPolicy(PolicyAndValue, PolicyGradient, Normalization, Unrolls, Learning, Rewards, Acting):
     """What learners of policy gradients share."""
 
@@ -392,29 +392,6 @@ class OffPolicy(Learning, Experience, CentralInference):
     """What learners that sample a replay share."""
 
 
-@config(env="Pendulum-v1", envs_per_actor=8, rows=8, capacity=1_000_000, batch=256)
+@config()
 class ContinuousControl(ActorAndCritics, OffPolicy, Rewards):
-    """What algorithms of an actor and critics share, with the sizes that their papers have."""
-
-
-# ---- parts of presets that several algorithms share
-
-ATARI: dict[str, Any] = {"reward_clip": 1.0, "hidden": (512,), "activation": "relu"}  # with the encoder's convolutions
-PIXELS: dict[str, Any] = {"envs_per_actor": 16, "hidden": (128,), "activation": "relu"}  # small games, minutes on a CPU
-SMALL_CONTROL: dict[str, Any] = {  # tasks that a thousand updates solve: many samples of each step, targets that follow
-    "reward_scale": 0.1,
-    "capacity": 300_000,
-    "samples_per_insert": 64.0,
-    "publish_every": 4,
-    "target_rate": 0.01,
-    "actor_rate": 1e-3,
-    "critic_rate": 1e-3,
-    "actor_hidden": (128, 128),
-    "critic_hidden": (128, 128),
-    "layer_norm": True,
-    "n": 5,
-}
-SMALL_SLOPES: dict[str, Any] = SMALL_CONTROL | {
-    "target_every": 1,
-    "saturation_cost": 0.01,
-}
+    """What algorithms of an actor and critics share."""

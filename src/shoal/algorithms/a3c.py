@@ -27,14 +27,35 @@ from shoal.functional.vtrace import vtrace
 from shoal.learning import Update
 from shoal.loops.wiring import Settings, Wiring
 from shoal.nets.building import Spaces, make_actor_critic
-from shoal.options import ATARI, Acting, PolicyAndValue, PolicyGradient, Rewards, Unrolls
+from shoal.options import Acting, PolicyAndValue, PolicyGradient, Rewards, Unrolls
 from shoal.program import Program
 from shoal.schedules import annealed
 from shoal.services.gradients import GradientServer
 from shoal.state import Stateful
 
 
-@config(actors=2)
+@config(
+    # acting
+    env="CartPole-v1",
+    actors=2,
+    envs_per_actor=64,
+    # networks
+    encoder="nature",
+    hidden=(64, 64),
+    activation="tanh",
+    shared_torso=True,
+    state_dependent_std=False,
+    lstm=0,
+    # optimizers
+    learning_rate=1e-3,
+    # returns
+    lambda_=1.0,
+    reward_scale=1.0,
+    reward_clip=0.0,
+    # policy gradients
+    value_cost=0.5,
+    entropy_cost=0.01,
+)
 class Config(PolicyAndValue, PolicyGradient, Unrolls, Rewards, Acting):
     unroll: Count = 20
     """Rows of each environment per gradient."""
@@ -68,11 +89,27 @@ class Config(PolicyAndValue, PolicyGradient, Unrolls, Rewards, Acting):
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"reward_scale": 0.1},
     # Gradients of 64 rows: Pendulum needs ten thousand of them.
-    "control": {"envs_per_actor": 8, "unroll": 8, "gamma": 0.95, "lambda_": 0.9, "reward_scale": 0.1}
-    | {"shared_torso": False, "entropy_cost": 0.0, "learning_rate": 7e-4},
+    "control": {
+        "envs_per_actor": 8,
+        "shared_torso": False,
+        "learning_rate": 7e-4,
+        "gamma": 0.95,
+        "lambda_": 0.9,
+        "reward_scale": 0.1,
+        "entropy_cost": 0.0,
+        "unroll": 8,
+    },
     # The paper's figures; its losses are sums over the steps of a rollout.
-    "atari": ATARI
-    | {"envs_per_actor": 16, "loss_scale": 20.0, "learning_rate": 7e-4, "epsilon": 0.1, "grad_clip": 40.0},
+    "atari": {
+        "envs_per_actor": 16,
+        "hidden": (512,),
+        "activation": "relu",
+        "learning_rate": 7e-4,
+        "epsilon": 0.1,
+        "grad_clip": 40.0,
+        "reward_clip": 1.0,
+        "loss_scale": 20.0,
+    },
 }
 
 
@@ -101,27 +138,37 @@ class A3C(Stateful):
         """Push the gradient of one rollout [T+1, B, ...]; row T only bootstraps."""
         if not self.network.training:  # it has acted
             self.network.train()
-        loss, rows, metrics = self.loss(batch)
-        push = self.optimizer.step(loss * self.cfg.loss_scale, rows)
+        loss, count, metrics = self.loss(batch)
+        step = self.optimizer.step(loss * self.cfg.loss_scale, count)
         self.policy.refresh()
-        return Update(metrics | {"grad_norm": push.grad_norm}, applied=push.applied, waited=push.waited)
+        return Update({**metrics, "grad_norm": step.grad_norm}, applied=step.applied, waited=step.waited)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The mean loss over valid rows, their number, and metrics."""
+        cfg = self.cfg
         action, reward, terminated, valid = (batch[name][:-1] for name in ("action", "reward", "terminated", "valid"))
-        outputs, values, _ = self.network(batch["observation"], batch["state"], batch["first"])
-        log_prob, entropy = self.network.distribution.log_prob_and_entropy(outputs[:-1], action)
-        targets, advantages = vtrace(  # on-policy, so the ratio is 1; 0 where a row is no transition cuts the return
+        parameters, values, _ = self.network(batch["observation"], batch["state"], batch["first"])
+        log_prob, entropy = self.network.distribution.log_prob_and_entropy(parameters[:-1], action)
+        discounts = torch.where(terminated, 0.0, cfg.gamma)
+        targets, advantages = vtrace(
             values=values,
-            rewards=learned_rewards(reward, self.cfg.reward_scale, self.cfg.reward_clip),
-            discounts=torch.where(terminated, 0.0, self.cfg.gamma),
-            rho=valid.to(values.dtype),
-            lambda_=self.cfg.lambda_,
+            rewards=learned_rewards(reward, scale=cfg.reward_scale, clip=cfg.reward_clip),
+            discounts=discounts,
+            rho=valid.to(values.dtype),  # on-policy, so the ratio is 1; 0 where a row is no transition cuts the return
+            lambda_=cfg.lambda_,
         )
-        costs: dict[str, Any] = {"value_cost": self.cfg.value_cost, "entropy_cost": self.cfg.entropy_cost}
-        learned = {"values": values[:-1], "targets": targets, "advantages": advantages, "valid": valid}
-        loss, metrics = actor_critic_loss(log_prob=log_prob, entropy=entropy, **learned, **costs)
-        return loss, valid.sum().clamp(min=1), metrics
+        loss, metrics = actor_critic_loss(
+            log_prob=log_prob,
+            entropy=entropy,
+            values=values[:-1],
+            advantages=advantages,
+            targets=targets,
+            valid=valid,
+            value_cost=cfg.value_cost,
+            entropy_cost=cfg.entropy_cost,
+        )
+        count = valid.sum().clamp(min=1)
+        return loss, count, metrics
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:

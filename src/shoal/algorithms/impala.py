@@ -22,14 +22,48 @@ from shoal.learning import Update
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
-from shoal.options import ATARI, PIXELS, CentralInference, ImportanceClips, OnPolicy, Rollouts
+from shoal.options import CentralInference, ImportanceClips, OnPolicy, Rollouts
 from shoal.program import Program
 from shoal.replay import Table
 from shoal.schedules import annealed
 from shoal.state import Stateful
 
 
-@config()
+@config(
+    # acting
+    env="CartPole-v1",
+    actors=1,
+    envs_per_actor=64,
+    # networks
+    encoder="nature",
+    hidden=(64, 64),
+    activation="tanh",
+    shared_torso=True,
+    state_dependent_std=False,
+    lstm=0,
+    # optimizers
+    learning_rate=1e-3,
+    epsilon=1e-5,
+    grad_clip=0.5,
+    # returns
+    gamma=0.99,
+    lambda_=1.0,
+    reward_scale=1.0,
+    reward_clip=0.0,
+    normalize_observations=False,
+    normalize_rewards=False,
+    # policy gradients
+    value_cost=0.5,
+    entropy_cost=0.01,
+    clip_rho=1.0,
+    clip_c=1.0,
+    # rollouts
+    unroll=20,
+    queue=128,
+    # updates
+    batch=64,
+    publish_every=1,
+)
 class Config(OnPolicy, ImportanceClips, Rollouts, CentralInference):
     clip_pg_rho: Amount = 1.0
     """Largest ratio in the policy's gradient."""
@@ -42,18 +76,56 @@ class Config(OnPolicy, ImportanceClips, Rollouts, CentralInference):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "classic": {"envs_per_actor": 256, "unroll": 10, "batch": 256, "queue": 256, "reward_scale": 0.1},
+    "classic": {"envs_per_actor": 256, "reward_scale": 0.1, "unroll": 10, "queue": 256, "batch": 256},
     # Many small updates of a policy that is hardly older than they are: Pendulum needs ten thousand.
-    "control": {"envs_per_actor": 8, "unroll": 8, "batch": 8, "queue": 8, "learning_rate": 5e-4, "gamma": 0.95}
-    | {"normalize_observations": True, "normalize_rewards": True, "shared_torso": False}
-    | {"lambda_": 0.9, "entropy_cost": 0.0},
-    "pixels": PIXELS | {"unroll": 10, "batch": 32, "queue": 64, "gamma": 0.97},
+    "control": {
+        "envs_per_actor": 8,
+        "shared_torso": False,
+        "learning_rate": 5e-4,
+        "gamma": 0.95,
+        "lambda_": 0.9,
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "entropy_cost": 0.0,
+        "unroll": 8,
+        "queue": 8,
+        "batch": 8,
+    },
+    # Small games, minutes on a CPU.
+    "pixels": {
+        "envs_per_actor": 16,
+        "hidden": (128,),
+        "activation": "relu",
+        "gamma": 0.97,
+        "unroll": 10,
+        "queue": 64,
+        "batch": 32,
+    },
     # Many small updates of frames as they come: Pong in an hour on two cores.
-    "atari": ATARI | {"envs_per_actor": 16, "batch": 4, "queue": 16, "lambda_": 0.95, "learning_rate": 4e-4},
+    "atari": {
+        "envs_per_actor": 16,
+        "hidden": (512,),
+        "activation": "relu",
+        "learning_rate": 4e-4,
+        "lambda_": 0.95,
+        "reward_clip": 1.0,
+        "queue": 16,
+        "batch": 4,
+    },
     # Espeholt's figures, for hundreds of actors; the losses are sums over a batch of 32 unrolls of 20 steps.
-    "paper": ATARI
-    | {"envs_per_actor": 16, "batch": 32, "queue": 64, "loss_scale": 640.0, "grad_clip": 40.0}
-    | {"optimizer": "rmsprop", "learning_rate": 6e-4, "epsilon": 0.1},
+    "paper": {
+        "envs_per_actor": 16,
+        "hidden": (512,),
+        "activation": "relu",
+        "learning_rate": 6e-4,
+        "epsilon": 0.1,
+        "grad_clip": 40.0,
+        "reward_clip": 1.0,
+        "queue": 64,
+        "batch": 32,
+        "loss_scale": 640.0,
+        "optimizer": "rmsprop",
+    },
 }
 
 
@@ -81,14 +153,14 @@ class Impala(Stateful):
         )
 
     def update(self, batch: Batch) -> Update:
-        """One update from time-major columns [T+1, B, ...]; row T only bootstraps."""
-        loss, rows, metrics = self.loss(batch)
-        step = self.optimizer.step(loss * self.cfg.loss_scale, rows)
-        if self.network.normalizer is not None:  # the next version's: this one's data was acted on without it
+        """One learner step from time-major columns [T+1, B, ...]; row T only bootstraps."""
+        loss, count, metrics = self.loss(batch)
+        step = self.optimizer.step(loss * self.cfg.loss_scale, count)
+        if self.network.normalizer is not None:  # only now: the data was acted on with the statistics before
             self.network.normalizer.update(batch["observation"], batch["valid"], self.peers.sum)
-        return Update(metrics | {"grad_norm": step.grad_norm}, applied=step.applied)
+        return Update({**metrics, "grad_norm": step.grad_norm}, applied=step.applied)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The mean loss over valid rows, their number, and metrics."""
         cfg = self.cfg
         action, behaviour, reward, terminated, valid = (
@@ -97,18 +169,17 @@ class Impala(Stateful):
         parameters, values, _ = self.network(batch["observation"], batch["state"], batch["first"])
         log_prob, entropy = self.network.distribution.log_prob_and_entropy(parameters[:-1], action)
         discounts = torch.where(terminated, 0.0, cfg.gamma)
-        with torch.no_grad():
-            rho = torch.where(valid, torch.exp(log_prob - behaviour), 0.0)
-            targets, advantages = vtrace(
-                values=values,
-                rewards=self.rewards(reward, discounts, valid, self.peers.sum),
-                discounts=discounts,
-                rho=rho,
-                lambda_=cfg.lambda_,
-                clip_rho=cfg.clip_rho,
-                clip_c=cfg.clip_c,
-                clip_pg_rho=cfg.clip_pg_rho,
-            )
+        rho = torch.where(valid, torch.exp(log_prob.detach() - behaviour), 0.0)
+        targets, advantages = vtrace(
+            values=values,
+            rewards=self.rewards(reward, discounts, valid, self.peers.sum),
+            discounts=discounts,
+            rho=rho,
+            lambda_=cfg.lambda_,
+            clip_rho=cfg.clip_rho,
+            clip_c=cfg.clip_c,
+            clip_pg_rho=cfg.clip_pg_rho,
+        )
         loss, metrics = actor_critic_loss(
             log_prob=log_prob,
             entropy=entropy,
@@ -119,12 +190,19 @@ class Impala(Stateful):
             value_cost=cfg.value_cost,
             entropy_cost=cfg.entropy_cost,
         )
-        rows = valid.sum()
-        return loss, rows, metrics | {"rho": rho.sum() / rows.clamp(min=1)}
+        count = valid.sum()
+        return loss, count, {**metrics, "rho": rho.sum() / count.clamp(min=1)}
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a queue of unrolls, learners empty it: every step is trained on once."""
-    queue = Table.queue("rollouts", cfg.queue)
-    options: dict[str, Any] = {"table": queue, "batch": cfg.batch, "publish_every": cfg.publish_every}
-    return rollout_program(cfg, env, settings, learner=Impala, policy=make_policy, **options)
+    return rollout_program(
+        cfg,
+        env,
+        settings,
+        learner=Impala,
+        policy=make_policy,
+        table=Table.queue("rollouts", cfg.queue),
+        batch=cfg.batch,
+        publish_every=cfg.publish_every,
+    )

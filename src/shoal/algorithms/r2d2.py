@@ -39,26 +39,49 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.q import make_recurrent_q_network, previous, unroll
 from shoal.nets.targets import Drift, Target
-from shoal.options import PIXELS, EpsilonLadder, OffPolicy, RecurrentDuelingNetwork, Sequences
+from shoal.options import EpsilonLadder, OffPolicy, RecurrentDuelingNetwork, Sequences
 from shoal.program import Program
 from shoal.replay import sequence
 from shoal.state import Stateful
 
 
 @config(
+    # acting
     env="shoal/CartPoleHidden-v0",
-    rows=20,
-    capacity=20_000,
-    learning_starts=200,
-    priority_exponent=0.9,
-    importance_exponent=0.6,
-    n=5,
-    batch=32,
-    gamma=0.997,
+    actors=1,
+    envs_per_actor=64,
+    # networks
+    encoder="nature",
+    hidden=(64,),
+    activation="relu",
+    stream=64,
+    lstm=64,
+    # optimizers
+    learning_rate=1e-3,
     epsilon=1e-3,
     grad_clip=40.0,
-    hidden=(64,),
-    stream=64,
+    # returns
+    gamma=0.997,
+    n=5,
+    # sequences
+    burn_in=10,
+    length=30,
+    period=15,
+    # replay
+    rows=20,
+    replay="prioritized",
+    capacity=20_000,
+    learning_starts=200,
+    samples_per_insert=0.0,
+    priority_exponent=0.9,
+    importance_exponent=0.6,
+    # updates
+    batch=32,
+    publish_every=1,
+    target_every=200,
+    # exploration
+    ladder_base=0.4,
+    ladder_exponent=7.0,
 )
 class Config(RecurrentDuelingNetwork, OffPolicy, Sequences, EpsilonLadder):
     mix: Share = 0.9
@@ -67,48 +90,72 @@ class Config(RecurrentDuelingNetwork, OffPolicy, Sequences, EpsilonLadder):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "classic": {"samples_per_insert": 1.0, "target_every": 50},
-    "pixels": PIXELS
-    | {"rows": 10, "burn_in": 0, "length": 10, "period": 5, "batch": 16, "capacity": 10_000}
-    | {"samples_per_insert": 4.0, "target_every": 50, "gamma": 0.97},
+    "pixels": {
+        "envs_per_actor": 16,
+        "hidden": (128,),
+        "activation": "relu",
+        "gamma": 0.97,
+        "burn_in": 0,
+        "length": 10,
+        "period": 5,
+        "rows": 10,
+        "capacity": 10_000,
+        "samples_per_insert": 4.0,
+        "batch": 16,
+        "target_every": 50,
+    },
     # The paper's figures; where it has 256 actors of one environment each, the ladder runs over all environments.
-    "atari": {"envs_per_actor": 16, "rows": 40, "burn_in": 40, "length": 80, "period": 40}
-    | {"capacity": 100_000, "learning_starts": 1_000, "batch": 64, "target_every": 2_500, "learning_rate": 1e-4}
-    | {"hidden": (512,), "lstm": 512, "stream": 512},
+    "atari": {
+        "envs_per_actor": 16,
+        "hidden": (512,),
+        "stream": 512,
+        "lstm": 512,
+        "learning_rate": 1e-4,
+        "burn_in": 40,
+        "length": 80,
+        "period": 40,
+        "rows": 40,
+        "capacity": 100_000,
+        "learning_starts": 1_000,
+        "batch": 64,
+        "target_every": 2_500,
+    },
 }
 
 
 def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> RecurrentQPolicy:
-    total = cfg.actors * cfg.envs_per_actor
-    epsilons = epsilon_ladder(np.arange(total), total, cfg.ladder_base, cfg.ladder_exponent)
-    law = partial(first_priorities, cfg) if cfg.replay == "prioritized" and not greedy else None
+    environments = cfg.actors * cfg.envs_per_actor
+    ladder = epsilon_ladder(
+        index=np.arange(environments), total=environments, base=cfg.ladder_base, exponent=cfg.ladder_exponent
+    )
     return RecurrentQPolicy(
         make_recurrent_q_network(cfg, env, seed),
         seed,
-        epsilons=None if greedy else epsilons,
-        priorities=law,
+        epsilons=None if greedy else ladder,
+        priorities=partial(priorities_of, cfg) if cfg.replay == "prioritized" and not greedy else None,
         device=cfg.acting_device,
     )
 
 
-def td_errors(
-    cfg: Config, q: Tensor, values: Tensor, rows: Mapping[str, Tensor], whole: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """TD errors [T, B] of sequences, which rows are trained [T, B], and priorities [B]: the law of both sides.
+def targets_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """What rows of sequences should have been worth [T, B], with "value" [T+1, B] to bootstrap from."""
+    reward, terminated, valid = (items[name][:-1] for name in ("reward", "terminated", "valid"))
+    discounts = torch.where(terminated, 0.0, cfg.gamma)
+    return r2d2_targets(values=items["value"], rewards=reward, discounts=discounts, valid=valid, n=cfg.n)
 
-    `q` [T, B] of the actions taken, `values` [T+1, B] to bootstrap from, rows [T+1, B] as they were stored. `whole` [B]
-    says which sequences begin an episode: of the others, the rows of the burn-in are not trained.
-    """
-    reward, terminated, valid = (rows[name][:-1] for name in ("reward", "terminated", "valid"))
-    discounts = cfg.gamma * (~terminated).float()
-    errors = r2d2_targets(values=values, rewards=reward, discounts=discounts, valid=valid, n=cfg.n) - q
+
+def trained_rows(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """Which rows are trained [T, B]: transitions, and where a sequence does not begin an episode, after the burn-in."""
+    valid = items["valid"][:-1]
     after_burn_in = torch.arange(len(valid), device=valid.device).unsqueeze(-1) >= cfg.burn_in
-    trained = valid & (after_burn_in | whole)
-    return errors, trained, as_priorities(sequence_priorities(errors, trained, cfg.mix))
+    return valid & (after_burn_in | (items["state/last_action"][0] == 0))
 
 
-def first_priorities(cfg: Config, rows: Mapping[str, Tensor]) -> Tensor:
-    """Priorities of new sequences [items] by the values that were acted on: those of a learner with these weights."""
-    return td_errors(cfg, rows["q"][:-1], rows["value"], rows, rows["state/last_action"][0] == 0)[2]
+def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
+    """Mixed |TD errors| of "q" [T+1, B] over a sequence's rows [B]: the law of learners, and of actors by the values
+    they acted on."""
+    errors = targets_of(cfg, items) - items["q"][:-1]
+    return as_priorities(sequence_priorities(errors, valid=trained_rows(cfg, items), mix=cfg.mix))
 
 
 class R2D2(Stateful):
@@ -119,43 +166,62 @@ class R2D2(Stateful):
         self.network = make_recurrent_q_network(cfg, env, seed).to(cfg.device)
         self.target = Target(self.network, cfg.target_every)
         self.optimizer = optim.make(
-            self.network.parameters(), peers, rate=cfg.learning_rate, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip
+            self.network.parameters(),
+            peers,
+            rate=cfg.learning_rate,
+            epsilon=cfg.epsilon,
+            clip_norm=cfg.grad_clip,
         )
 
     def update(self, batch: Batch) -> Update:
-        """One update from time-major columns [T+1, B, ...] and, if prioritised, "importance" [B]."""
+        """One step from time-major columns [T+1, B, ...] of sequences and, if prioritised, "importance" [B]; then the
+        target network follows."""
         loss, priorities, metrics = self.loss(batch)
-        report = self.optimizer.step(loss, torch.tensor(len(priorities)))
+        count = torch.tensor(len(priorities))
+        step = self.optimizer.step(loss, count)
         self.target.follow(self.optimizer.updates)
-        metrics |= {"grad_norm": report.grad_norm, "target_drift": Drift(self.target)}
-        return Update(metrics, priorities=priorities if report.applied else None, applied=report.applied)
-
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """The mean over sequences of half the summed squared errors, by importance; their priorities [B]; metrics."""
-        before, action = batch["state"], batch["action"]
-        whole = before["last_action"] == 0
-        first = torch.cat([whole.unsqueeze(0), torch.zeros_like(batch["valid"][1:])])  # no sequence crosses episodes
-        inputs = (
-            batch["observation"],
-            previous(action, before["last_action"] - 1),
-            previous(batch["reward"], before[LAST_REWARD]),
+        return Update(
+            {**metrics, "grad_norm": step.grad_norm, "target_drift": Drift(self.target)},
+            priorities=priorities if step.applied else None,
+            applied=step.applied,
         )
-        core = core_state(before)
-        q = unroll(self.network, inputs, core, first, self.cfg.burn_in)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The mean over sequences of half the summed squared errors, weighted by importance, the items' priorities [B],
+        and metrics."""
+        cfg, action, before = self.cfg, batch["action"], batch["state"]
+        last_action, core = before["last_action"], core_state(before)
+        begins = (last_action == 0).unsqueeze(0)
+        first = torch.cat([begins, torch.zeros_like(batch["valid"][1:])])  # no sequence crosses episodes
+        inputs = batch["observation"], previous(action, last_action - 1), previous(batch["reward"], before[LAST_REWARD])
+        values = unroll(self.network, inputs, core, first, cfg.burn_in)
         with torch.no_grad():
-            values = double_q_values(q, self.target.network(*inputs, core, first)[0])
-        errors, trained, priorities = td_errors(self.cfg, chosen(q[:-1], action[:-1]), values, batch, whole)
-        loss = importance_mean(sequence_losses(errors, trained), batch.get("importance"))
-        seen = inverse_rescale(q.detach()[batch["mask"]] if "mask" in batch else q.detach())
-        return loss, priorities, {"loss": loss.detach(), **value_metrics(seen, errors[trained])}
+            value = double_q_values(online=values, target=self.target.network(*inputs, core, first)[0])
+        q = chosen(values, actions=action)
+        items = {**batch, "q": q, "value": value, "state/last_action": last_action.unsqueeze(0)}
+        trained = trained_rows(cfg, items)
+        errors = targets_of(cfg, items) - q[:-1]
+        losses = sequence_losses(errors, valid=trained)
+        loss = importance_mean(losses, importance=batch.get("importance"))
+        seen = inverse_rescale(values.detach()[batch["mask"]] if "mask" in batch else values.detach())
+        priorities = priorities_of(cfg, items)
+        return loss, priorities, {"loss": loss.detach(), **value_metrics(q=seen, errors=errors[trained])}
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
-    """Actors fill a prioritised table, learners sample it and send back how surprising each sequence was."""
+    """Actors fill a table, learners sample it and send back how surprising each sequence was."""
     if cfg.period > cfg.length:
         raise UserError(f"--period {cfg.period} leaves gaps between sequences: give at most --length {cfg.length}.")
     if not (cfg.lstm or cfg.core or cfg.network):
         raise UserError("--lstm 0 leaves r2d2 without a memory: give the LSTM's width, a --core or a --network.")
-    slices = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
-    parts: dict[str, Any] = {"learner": R2D2, "policy": make_policy, "pattern": slices}
-    return experience_program(cfg, env, settings, **parts, table="sequences", period=cfg.period)
+    pattern = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
+    return experience_program(
+        cfg,
+        env,
+        settings,
+        learner=R2D2,
+        policy=make_policy,
+        pattern=pattern,
+        table="sequences",
+        period=cfg.period,
+    )

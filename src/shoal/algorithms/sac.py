@@ -23,20 +23,54 @@ from shoal.envs import EnvSpec
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
 from shoal.functional.squashed import Squashed, squashed_gaussian
-from shoal.learning import Update
+from shoal.learning import Measured, Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import GaussianActor, TemperedNetworks, TwinCritic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import SMALL_CONTROL, ContinuousControl, RandomStart
+from shoal.options import ContinuousControl, RandomStart
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
-RATES = {"actor_rate": 3e-4, "critic_rate": 3e-4, "target_rate": 0.005}
 
-
-@config(replay="uniform", n=1, target_every=1, grad_clip=0.0, **RATES)
+@config(
+    # acting
+    env="Pendulum-v1",
+    actors=1,
+    envs_per_actor=8,
+    # networks
+    encoder="nature",
+    actor_hidden=(256, 256),
+    critic_hidden=(256, 256),
+    activation="relu",
+    layer_norm=False,
+    # optimizers
+    actor_rate=3e-4,
+    critic_rate=3e-4,
+    epsilon=1e-8,
+    grad_clip=0.0,
+    # returns
+    gamma=0.99,
+    n=1,
+    reward_scale=1.0,
+    reward_clip=0.0,
+    # replay
+    rows=8,
+    replay="uniform",
+    capacity=1_000_000,
+    learning_starts=1_000,
+    samples_per_insert=0.0,
+    priority_exponent=0.6,
+    importance_exponent=0.4,
+    # updates
+    batch=256,
+    publish_every=1,
+    target_every=1,
+    target_rate=0.005,
+    # exploration
+    random_steps=1_000,
+)
 class Config(ContinuousControl, RandomStart):
     temperature: Positive = 1.0
     """What entropy is worth at first, in units of scaled rewards."""
@@ -46,7 +80,24 @@ class Config(ContinuousControl, RandomStart):
     """Nats; None: minus the number of action components."""
 
 
-PRESETS: dict[str, dict[str, Any]] = {"control": SMALL_CONTROL | {"temperature": 0.1, "temperature_rate": 1e-3}}
+PRESETS: dict[str, dict[str, Any]] = {
+    # Tasks that a thousand updates solve: many samples of each step, targets that follow.
+    "control": {
+        "actor_hidden": (128, 128),
+        "critic_hidden": (128, 128),
+        "layer_norm": True,
+        "actor_rate": 1e-3,
+        "critic_rate": 1e-3,
+        "n": 5,
+        "reward_scale": 0.1,
+        "capacity": 300_000,
+        "samples_per_insert": 64.0,
+        "publish_every": 4,
+        "target_rate": 0.01,
+        "temperature": 0.1,
+        "temperature_rate": 1e-3,
+    },
+}
 
 
 def make_networks(cfg: Config, env: Spaces, seed: int) -> TemperedNetworks:
@@ -55,24 +106,26 @@ def make_networks(cfg: Config, env: Spaces, seed: int) -> TemperedNetworks:
 
 
 def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> SquashedGaussianPolicy:
+    environments = cfg.actors * cfg.envs_per_actor
     return SquashedGaussianPolicy(
         make_networks(cfg, env, seed),
         seed,
         greedy=greedy,
-        random_rows=-(-cfg.random_steps // (cfg.actors * cfg.envs_per_actor)),
+        random_rows=-(-cfg.random_steps // environments),
         priorities=partial(priorities_of, cfg) if cfg.replay == "prioritized" and not greedy else None,
         device=cfg.acting_device,
     )
 
 
 def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """TD errors of "q", [B] or of both critics [2, B], with the soft value of what follows as "next_value" [B]."""
-    rewards, discounts = items["reward"] * cfg.reward_scale, items["discount"]
-    return bootstrap(rewards, discounts, items["next_value"]) - items["q"]
+    """By how much n-step transitions were worth more than "q", [B] or of both critics [2, B], with what follows worth
+    "next_value" [B]."""
+    returns, discounts = items["reward"] * cfg.reward_scale, items["discount"]
+    return bootstrap(returns=returns, discounts=discounts, values=items["next_value"]) - items["q"]
 
 
 def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """Priorities of both sides: |TD error| [B], of both critics the mean; actors know the smaller of both values."""
+    """|TD error| [B], of both critics the mean: the law of learners, and of actors, who know the smaller of both."""
     return as_priorities(td_errors(cfg, items).abs().reshape(-1, len(items["reward"])).mean(0))
 
 
@@ -83,42 +136,46 @@ class SAC(Stateful):
         self.cfg = cfg
         self.network = make_networks(cfg, env, seed).to(cfg.device)
         self.target = Target(self.network.critic, cfg.target_every, cfg.target_rate)
-        adam = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
-        self.critic_optimizer = adam(self.network.critic.parameters(), rate=cfg.critic_rate)
-        self.actor_optimizer = adam(self.network.actor.parameters(), rate=cfg.actor_rate)
-        self.temperature_optimizer = adam([self.network.log_temperature], rate=cfg.temperature_rate)
+        make_optimizer = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
+        self.critic_optimizer = make_optimizer(self.network.critic.parameters(), rate=cfg.critic_rate)
+        self.actor_optimizer = make_optimizer(self.network.actor.parameters(), rate=cfg.actor_rate)
+        self.temperature_optimizer = make_optimizer([self.network.log_temperature], rate=cfg.temperature_rate)
         size = self.network.actor.units.size
         self.target_entropy = -float(size) if cfg.target_entropy is None else cfg.target_entropy
         self.noise = torch.Generator(cfg.device).manual_seed(seed)
 
     def update(self, batch: Batch) -> Update:
-        """One step of the critics, one of the actor, one of the temperature, and the target critics follow."""
+        """One step of the critics, the actor and the temperature from columns [B, ...] of n-step transitions and, if
+        prioritised, "importance" [B]; then the target critics follow."""
         temperature = self.network.log_temperature.detach().exp()
-        critic_loss, priorities, metrics = self.critic_loss(batch, temperature)
-        size = torch.tensor(len(priorities))
-        critic = self.critic_optimizer.step(critic_loss, size)
-        metrics |= {"critic_loss": critic_loss.detach(), "critic_grad_norm": critic.grad_norm}
-        if not critic.applied:
+        critic_loss, priorities, critic_metrics = self.critic_loss(batch, temperature)
+        count = torch.tensor(len(priorities))
+        critic_step = self.critic_optimizer.step(critic_loss, count)
+        metrics: Measured = {**critic_metrics, "critic_grad_norm": critic_step.grad_norm}
+        if not critic_step.applied:
             return Update(metrics, applied=False)
         actor_loss, entropy = self.actor_loss(batch["observation"], temperature)
-        actor = self.actor_optimizer.step(actor_loss, size)
-        self.temperature_optimizer.step(self.network.log_temperature * (entropy - self.target_entropy), size)
-        self.target.follow(self.critic_optimizer.updates)
-        metrics |= {"actor_loss": actor_loss.detach(), "entropy": entropy, "temperature": temperature}
+        actor_step = self.actor_optimizer.step(actor_loss, count)
+        metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor_step.grad_norm}
+        self.temperature_optimizer.step(self.network.log_temperature * (entropy - self.target_entropy), count)
+        metrics |= {"entropy": entropy, "temperature": temperature}
+        self.target.follow(self.critic_optimizer.updates)  # after all
         metrics["target_drift"] = Drift(self.target)
-        return Update(metrics, priorities=priorities, applied=actor.applied)
+        return Update(metrics, priorities=priorities, applied=actor_step.applied)
 
-    def critic_loss(self, batch: Batch, temperature: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def critic_loss(self, batch: Batch, temperature: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The mean loss of both critics, weighted by importance, the items' priorities [B], and metrics."""
-        following = batch["next_observation"]
+        following, target = batch["next_observation"], self.target.network
         with torch.no_grad():
             action, log_prob = self.draw(following)
-            soft_value = self.target.network.expected_return(following, action) - temperature * log_prob
+            next_value = target.expected_return(following, action) - temperature * log_prob
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
-        items = {**batch, "q": q, "next_value": soft_value}
+        items = {**batch, "q": q, "next_value": next_value}
         errors = td_errors(self.cfg, items)
-        loss = importance_mean(0.5 * errors.square().sum(0), batch.get("importance"))
-        return loss, priorities_of(self.cfg, items), value_metrics(q, errors)
+        losses = 0.5 * errors.square().sum(0)
+        loss = importance_mean(losses, importance=batch.get("importance"))
+        metrics = {"critic_loss": loss.detach(), **value_metrics(q=q, errors=errors)}
+        return loss, priorities_of(self.cfg, items), metrics
 
     def actor_loss(self, observation: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the mean soft value of the actor's own draws, and their mean entropy, without gradient."""
@@ -130,10 +187,11 @@ class SAC(Stateful):
     def draw(self, observation: Any) -> Squashed:
         """Actions of the policy as it is now, through which gradients flow."""
         mean, log_std = self.network.actor(observation)
-        return squashed_gaussian(mean, log_std, torch.randn(mean.shape, generator=self.noise, device=mean.device))
+        noise = torch.randn(mean.shape, generator=self.noise, device=mean.device)
+        return squashed_gaussian(mean=mean, log_std=log_std, noise=noise)
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
-    """Actors fill a table; learners sample it."""
-    items = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    return experience_program(cfg, env, settings, learner=SAC, policy=make_policy, pattern=items)
+    """Actors fill a table, learners sample it and send back how surprising each transition was."""
+    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    return experience_program(cfg, env, settings, learner=SAC, policy=make_policy, pattern=pattern)

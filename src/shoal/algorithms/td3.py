@@ -19,26 +19,64 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.deterministic import DeterministicPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, config
+from shoal.config import Amount, Count, config
 from shoal.envs import EnvSpec
 from shoal.functional.exploration import noise_ladder
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
-from shoal.learning import Update
+from shoal.learning import Measured, Update
 from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, TwinCritic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import SMALL_CONTROL, ContinuousControl, Noise, RandomStart
+from shoal.options import ContinuousControl, Noise, RandomStart
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
 
-SLOW: dict[str, Any] = {"target_every": 2, "target_rate": 0.005}  # every second update of the critics
 
-
-@config(noise=0.1, replay="uniform", n=1, actor_rate=3e-4, critic_rate=3e-4, grad_clip=0.0, **SLOW)
+@config(
+    # acting
+    env="Pendulum-v1",
+    actors=1,
+    envs_per_actor=8,
+    # networks
+    encoder="nature",
+    actor_hidden=(256, 256),
+    critic_hidden=(256, 256),
+    activation="relu",
+    layer_norm=False,
+    # optimizers
+    actor_rate=3e-4,
+    critic_rate=3e-4,
+    epsilon=1e-8,
+    grad_clip=0.0,
+    # returns
+    gamma=0.99,
+    n=1,
+    reward_scale=1.0,
+    reward_clip=0.0,
+    # replay
+    rows=8,
+    replay="uniform",
+    capacity=1_000_000,
+    learning_starts=1_000,
+    samples_per_insert=0.0,
+    priority_exponent=0.6,
+    importance_exponent=0.4,
+    # updates
+    batch=256,
+    publish_every=1,
+    target_every=2,
+    target_rate=0.005,
+    # exploration
+    noise=0.1,
+    noise_smallest=0.0,
+    random_steps=1_000,
+)
 class Config(ContinuousControl, Noise, RandomStart):
+    policy_delay: Count = 2
+    """Updates of the critics for each one of the actor."""
     target_noise: Amount = 0.2
     """Deviation of the noise on target actions, in units of half their range."""
     target_noise_clip: Amount = 0.5
@@ -46,8 +84,23 @@ class Config(ContinuousControl, Noise, RandomStart):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
+    # Tasks that a thousand updates solve: many samples of each step, targets that follow.
     # Noise that differs between environments: with 0.2 in all of them a cheetah stayed at 1,200.
-    "control": SMALL_CONTROL | {"noise": 0.5, "noise_smallest": 0.1},
+    "control": {
+        "actor_hidden": (128, 128),
+        "critic_hidden": (128, 128),
+        "layer_norm": True,
+        "actor_rate": 1e-3,
+        "critic_rate": 1e-3,
+        "n": 5,
+        "reward_scale": 0.1,
+        "capacity": 300_000,
+        "samples_per_insert": 64.0,
+        "publish_every": 4,
+        "target_rate": 0.01,
+        "noise": 0.5,
+        "noise_smallest": 0.1,
+    },
 }
 
 
@@ -57,23 +110,32 @@ def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
 
 
 def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> DeterministicPolicy:
-    count = cfg.actors * cfg.envs_per_actor
-    deviations = noise_ladder(np.arange(count), count, cfg.noise, cfg.noise_smallest or cfg.noise)
-    exploring: dict[str, Any] = {"noise": deviations, "random_rows": -(-cfg.random_steps // count)}
-    if cfg.replay == "prioritized":
-        exploring["priorities"] = partial(priorities_of, cfg)
-    options = {"noise": None} if greedy else exploring
-    return DeterministicPolicy(make_networks(cfg, env, seed), seed, device=cfg.acting_device, **options)
+    environments = cfg.actors * cfg.envs_per_actor
+    ladder = noise_ladder(
+        index=np.arange(environments),
+        total=environments,
+        largest=cfg.noise,
+        smallest=cfg.noise_smallest or cfg.noise,
+    )
+    return DeterministicPolicy(
+        make_networks(cfg, env, seed),
+        seed,
+        noise=None if greedy else ladder,
+        random_rows=-(-cfg.random_steps // environments),
+        priorities=partial(priorities_of, cfg) if cfg.replay == "prioritized" and not greedy else None,
+        device=cfg.acting_device,
+    )
 
 
 def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """TD errors of n-step transitions, [B] or of both critics [2, B], by "q" and "next_value" """
-    targets = bootstrap(items["reward"] * cfg.reward_scale, items["discount"], items["next_value"])
-    return targets - items["q"]
+    """By how much n-step transitions were worth more than "q", [B] or of both critics [2, B], with what follows worth
+    "next_value" [B]."""
+    returns, discounts = items["reward"] * cfg.reward_scale, items["discount"]
+    return bootstrap(returns=returns, discounts=discounts, values=items["next_value"]) - items["q"]
 
 
 def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """|TD error| [B], of both critics the mean; actors know the smaller of both values."""
+    """|TD error| [B], of both critics the mean: the law of learners, and of actors, who know the smaller of both."""
     return as_priorities(td_errors(cfg, items).abs().reshape(-1, len(items["reward"])).mean(0))
 
 
@@ -84,30 +146,31 @@ class TD3(Stateful):
         self.cfg = cfg
         self.network = make_networks(cfg, env, seed).to(cfg.device)
         self.target = Target(self.network, cfg.target_every, cfg.target_rate)
-        make = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
-        self.actor_optimizer = make(self.network.actor.parameters(), rate=cfg.actor_rate)
-        self.critic_optimizer = make(self.network.critic.parameters(), rate=cfg.critic_rate)
+        make_optimizer = partial(optim.make, peers=peers, epsilon=cfg.epsilon, clip_norm=cfg.grad_clip)
+        self.critic_optimizer = make_optimizer(self.network.critic.parameters(), rate=cfg.critic_rate)
+        self.actor_optimizer = make_optimizer(self.network.actor.parameters(), rate=cfg.actor_rate)
         self.noise = torch.Generator(cfg.device).manual_seed(seed)
 
     def update(self, batch: Batch) -> Update:
-        """One update of the critics, and with every second one of the actor and the target networks."""
-        loss, priorities, metrics = self.critic_loss(batch)
+        """One step of the critics from columns [B, ...] of n-step transitions and, if prioritised, "importance" [B],
+        and with every `policy_delay`-th one of the actor; then the target networks follow."""
+        critic_loss, priorities, critic_metrics = self.critic_loss(batch)
         count = torch.tensor(len(priorities))
-        critic = self.critic_optimizer.step(loss, count)
-        metrics |= {"critic_loss": loss.detach(), "critic_grad_norm": critic.grad_norm}
-        if not critic.applied:
+        critic_step = self.critic_optimizer.step(critic_loss, count)
+        metrics: Measured = {**critic_metrics, "critic_grad_norm": critic_step.grad_norm}
+        if not critic_step.applied:
             return Update(metrics, applied=False)
         applied = True
-        if self.critic_optimizer.updates % self.cfg.target_every == 0:
+        if self.critic_optimizer.updates % self.cfg.policy_delay == 0:
             actor_loss = self.actor_loss(batch["observation"])
-            actor = self.actor_optimizer.step(actor_loss, count)
-            self.target.follow(self.critic_optimizer.updates)
-            metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor.grad_norm}
-            applied = actor.applied
+            actor_step = self.actor_optimizer.step(actor_loss, count)
+            metrics |= {"actor_loss": actor_loss.detach(), "actor_grad_norm": actor_step.grad_norm}
+            applied = actor_step.applied
+        self.target.follow(self.critic_optimizer.updates)  # after both
         metrics["target_drift"] = Drift(self.target)
         return Update(metrics, priorities=priorities, applied=applied)
 
-    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The mean loss of both critics, weighted by importance, the items' priorities [B], and metrics."""
         following, target = batch["next_observation"], self.target.network
         with torch.no_grad():
@@ -118,17 +181,19 @@ class TD3(Stateful):
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
         items = {**batch, "q": q, "next_value": next_value}
         errors = td_errors(self.cfg, items)
-        loss = importance_mean(errors.square().sum(0), batch.get("importance"))
-        return loss, priorities_of(self.cfg, items), value_metrics(q, errors)
+        losses = errors.square().sum(0)
+        loss = importance_mean(losses, importance=batch.get("importance"))
+        metrics = {"critic_loss": loss.detach(), **value_metrics(q=q, errors=errors)}
+        return loss, priorities_of(self.cfg, items), metrics
 
     def actor_loss(self, observation: Any) -> Tensor:
         """Minus the mean value that the first critic gives to the actor's own actions."""
-        critic = self.network.critic.first
-        with frozen(critic):
-            return -critic(observation, self.network.actor(observation)).mean()  # type: ignore[no-any-return]
+        with frozen(self.network.critic):
+            value: Tensor = self.network.critic.first(observation, self.network.actor(observation))
+        return -value.mean()
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
-    """Actors fill a table; learners sample it."""
-    returns = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
-    return experience_program(cfg, env, settings, learner=TD3, policy=make_policy, pattern=returns)
+    """Actors fill a table, learners sample it and send back how surprising each transition was."""
+    pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
+    return experience_program(cfg, env, settings, learner=TD3, policy=make_policy, pattern=pattern)

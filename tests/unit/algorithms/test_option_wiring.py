@@ -321,7 +321,7 @@ def test_learning_rates_fall_with_updates_in_impala_and_with_steps_in_ppo_and_ap
     options: dict[str, Any] = {"learning_rate": 0.4, "anneal_steps": 100}
     for schedule in (
         ppo.PPO(ppo.Config(**options), CHOICES, seed=0).rate,
-        appo.APPO(appo.Config(**options), CHOICES, seed=0).schedule,
+        appo.APPO(appo.Config(**options), CHOICES, seed=0).rate,
     ):
         schedule.steps = 25
         assert schedule() == pytest.approx(0.3)

@@ -195,8 +195,13 @@ def test_td3s_actor_climbs_the_first_critic_alone() -> None:
 # ---- what moves, and when
 
 
-def test_td3s_actor_and_targets_move_with_every_second_update_of_the_critics() -> None:
-    cfg = config(td3, target_rate=0.25)
+@pytest.mark.parametrize(("policy_delay", "target_every"), [(2, 2), (2, 1), (1, 2), (3, 1)])
+def test_td3s_actor_and_targets_move_with_every_so_many_updates_of_the_critics(
+    policy_delay: int, target_every: int
+) -> None:
+    """Each by its own option; by default both with every second one, as in the paper."""
+    assert (td3.Config().policy_delay, td3.Config().target_every) == (2, 2)
+    cfg = config(td3, target_rate=0.25, policy_delay=policy_delay, target_every=target_every)
     learner, columns = learner_of(cfg), some(td3, cfg)
     history = []
     for _ in range(5):
@@ -209,7 +214,7 @@ def test_td3s_actor_and_targets_move_with_every_second_update_of_the_critics() -
             ]
         )
     still = [[torch.equal(a, b) for a, b in zip(before, after)] for before, after in itertools.pairwise(history)]
-    assert still == [[False, False, False], [True, False, True], [False, False, False], [True, False, True]]
+    assert still == [[bool(n % policy_delay), False, bool(n % target_every)] for n in range(2, 6)]
 
 
 @both
@@ -228,7 +233,7 @@ def test_target_networks_go_a_part_of_the_way(page: Any) -> None:
 @both
 @pytest.mark.parametrize("spec", [SPEC, NESTED], ids=["vector", "nested"])
 def test_an_update_gives_priorities_and_weights_that_policies_load(page: Any, spec: Spec) -> None:
-    cfg = config(page, target_every=1)
+    cfg = config(page, target_every=1, **({"policy_delay": 1} if page is td3 else {}))
     learner = learner_of(cfg, spec)
     before = weights(learner)
     measured = update(learner, some(page, cfg, spec), spec)
@@ -285,7 +290,8 @@ def test_two_learners_with_halves_of_a_batch_make_the_update_of_one_with_the_who
 
             def draw(observation: Tensor) -> Any:
                 mean, log_std = learner.network.actor(observation)
-                return sac.squashed_gaussian(mean, log_std, torch.sin(9.0 * observation[:, :2]))
+                noise = torch.sin(9.0 * observation[:, :2])
+                return sac.squashed_gaussian(mean=mean, log_std=log_std, noise=noise)
 
             learner.draw = draw
         for _ in range(3):

@@ -56,7 +56,8 @@ def vtrace_by_hand(
             rho, c = min(ratio[t, b], cfg.clip_rho), min(ratio[t, b], cfg.clip_c)
             error = rewards[t, b] + discounts[t, b] * values[t + 1, b] - values[t, b]
             weight = min(ratio[t, b], clip_pg_rho)
-            advantages[t, b] = weight * (rewards[t, b] + discounts[t, b] * after - values[t, b])
+            ahead = cfg.lambda_ * after + (1.0 - cfg.lambda_) * values[t + 1, b]  # as RLax: on-policy it is GAE(λ)
+            advantages[t, b] = weight * (rewards[t, b] + discounts[t, b] * ahead - values[t, b])
             after = values[t, b] + rho * error + discounts[t, b] * cfg.lambda_ * c * (after - values[t + 1, b])
             targets[t, b] = after
     return targets, advantages
@@ -164,7 +165,10 @@ def test_appo() -> None:
         value_error = 0.5 * (values[row] - targets[row]) ** 2
         losses.append(-gain + cfg.value_cost * value_error - cfg.entropy_cost * entropy[row])
         moved += math.exp(log_prob[row] - slow[row]) - 1.0 - (log_prob[row] - slow[row])
-    loss, count, metrics = learner.loss(learner.prepare(batch))
+    rows, explained = learner.prepare(batch)
+    errors, goals = [(values[row] - target) ** 2 for row, target in targets.items()], list(targets.values())
+    assert float(explained) == pytest.approx(1.0 - np.mean(errors) / np.var(goals), rel=1e-4)
+    loss, count, metrics = learner.loss(rows)
     assert int(count) == len(losses)
     assert float(loss.detach()) == pytest.approx(np.mean(losses), rel=1e-4)
     assert float(metrics["kl"]) == pytest.approx(moved / len(losses), rel=1e-3)
@@ -173,12 +177,12 @@ def test_appo() -> None:
 def test_appo_asks_a_target_policy_that_was_just_copied_no_second_time() -> None:
     cfg = appo.Config(**POLICY, target_every=2)
     learner, asked = appo.APPO(cfg, DISCRETE, seed=0), []
-    learner.target.network.register_forward_hook(lambda *_: asked.append(int(learner.steps)))
+    learner.target.network.register_forward_hook(lambda *_: asked.append(int(learner.updates)))
     for seed in range(4):
         batch = tensors(off_policy(appo, cfg, seed=seed), DISCRETE)
         learner.target.follow(0)
-        asked_too, alone = learner.prepare(batch), learner.prepare(batch, copied=True)
-        for name in ("slow", "target", "advantage"):
+        (asked_too, _), (alone, _) = learner.prepare(batch), learner.prepare(batch, copied=True)
+        for name in ("target_log_prob", "target", "advantage"):
             assert torch.equal(asked_too[name], alone[name])
         del asked[:]
         learner.update(batch)
@@ -229,7 +233,7 @@ def pairwise_size(predicted: Any, targets: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    "own", [{}, {"kappa": 0.3}, {"quantiles": 4}, {"quantiles": 4, "kappa": 0.3}], ids=["mean", "huber", "qr", "qr κ"]
+    "own", [{}, {"huber": 0.3}, {"quantiles": 4}, {"quantiles": 4, "kappa": 0.3}], ids=["mean", "huber", "qr", "qr κ"]
 )
 def test_apex_dqn(own: dict[str, Any]) -> None:
     cfg = apex_dqn.Config(**REPLAY, **own, hidden=(8,), target_every=1000)
@@ -245,10 +249,10 @@ def test_apex_dqn(own: dict[str, Any]) -> None:
         goal = 0.5 * columns["reward"][i] + columns["discount"][i] * target[i, best]
         q = now[i, columns["action"][i]]
         if cfg.quantiles:
-            losses.append(quantile_loss_by_hand(q, goal, cfg.kappa or 1.0))
+            losses.append(quantile_loss_by_hand(q, goal, cfg.kappa))
             sizes.append(pairwise_size(q, goal))
         else:
-            losses.append(huber_by_hand(goal - q, cfg.kappa or math.inf))
+            losses.append(huber_by_hand(goal - q, cfg.huber or math.inf))
             sizes.append(abs(goal - q))
     loss, priorities, _ = learner.loss(batch)
     assert float(loss.detach()) == pytest.approx(np.mean(columns["importance"] * losses), rel=1e-4)
@@ -375,8 +379,8 @@ def test_quantiles_and_sequences_without_error_keep_a_priority_above_zero() -> N
     assert (priorities == SMALLEST_PRIORITY).all()
     rows = {"reward": torch.zeros(5, 2), "terminated": torch.zeros(5, 2, dtype=torch.bool)}
     rows["valid"] = ~rows["terminated"]
-    errors = r2d2.td_errors(r2d2.Config(), torch.zeros(4, 2), torch.zeros(5, 2), rows, torch.ones(2, dtype=torch.bool))
-    assert (errors[2] == SMALLEST_PRIORITY).all()
+    rows |= {"q": torch.zeros(5, 2), "value": torch.zeros(5, 2), "state/last_action": torch.zeros(1, 2)}
+    assert (r2d2.priorities_of(r2d2.Config(), rows) == SMALLEST_PRIORITY).all()
 
 
 def test_ppos_passes_end_by_the_mean_kl_over_rows() -> None:

@@ -8,6 +8,11 @@ from shoal.functional.policy_gradient import entropy_bonus, masked_mean, policy_
 
 T, B = 4, 3
 
+LOSSES = (
+    lambda x, y, **over: policy_gradient_loss(log_prob=x, advantages=y, **over),
+    lambda x, y, **over: value_loss(values=x, targets=y, **over),
+)
+
 
 def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
@@ -20,9 +25,9 @@ def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_an_invalid_row_counts_for_nothing_even_when_it_is_not_finite() -> None:
     x, y, valid, count = data()
     spoiled = torch.where(valid, x, float("inf")).detach().requires_grad_()
-    for loss in (policy_gradient_loss, value_loss):
-        clean = loss(x, y, valid, count)
-        dirty = loss(spoiled, y, valid, count)
+    for loss in LOSSES:
+        clean = loss(x, y, valid=valid, count=count)
+        dirty = loss(spoiled, y, valid=valid, count=count)
         torch.testing.assert_close(dirty, clean)
     bonus = entropy_bonus(spoiled, valid=valid, count=count)
     torch.testing.assert_close(bonus, x[valid].mean())
@@ -47,5 +52,5 @@ def test_the_policy_gradient_is_the_advantage_times_the_gradient_of_the_log_prob
 
 def test_loss_gradients_agree_with_finite_differences() -> None:
     x, y, valid, count = data()
-    for loss in (policy_gradient_loss, value_loss):
-        torch.autograd.gradcheck(lambda x, loss=loss: loss(x, y, valid, count), (x,))
+    for loss in LOSSES:
+        torch.autograd.gradcheck(lambda x, loss=loss: loss(x, y, valid=valid, count=count), (x,))
