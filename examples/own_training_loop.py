@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from shoal import optim
 from shoal.program import Handle, Program, current
 from shoal.runtime import launch
+from shoal.schedules import annealed
 from shoal.services.gradients import GradientServer
 from shoal.services.modules import SharedModule
 from shoal.services.weights import WeightStore
@@ -74,9 +75,7 @@ class Worker:
 
 def main(runtime: str) -> float:
     program = Program()
-    gradients = program.add(
-        "gradients", GradientServer, rate=optim.linear(0.01, STEPS), max_staleness=10, max_steps=STEPS
-    )
+    gradients = program.add("gradients", GradientServer, rate=annealed(0.01, STEPS), max_staleness=10, max_steps=STEPS)
     best = program.add("best", WeightStore)
     program.add("starter", Starter, gradients)
     for index in range(WORKERS):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.flat import FlatOptimizer, flat_gradient, flatten
+from shoal.schedules import Schedule, annealed
 from shoal.services.gradients import GradientClient, GradientServer
 from shoal.sync import sign_of_life
 
@@ -26,18 +27,6 @@ class StepReport:
     grad_norm: float  # of the reduced gradient, before clipping
     applied: bool  # False: loss or gradient was not finite and changed nothing, or the gradient service refused it
     waited: float = 0.0  # seconds, for other nodes
-
-
-Schedule = Callable[[int], float]  # updates done → learning rate
-
-
-def constant(rate: float) -> Schedule:
-    return lambda updates: rate
-
-
-def linear(rate: float, updates: int) -> Schedule:
-    """From `rate` down to 0 over the given number of updates."""
-    return lambda done: rate * max(0.0, 1.0 - done / updates)
 
 
 class Local:
@@ -54,7 +43,7 @@ class Local:
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.flat = flatten(self.parameters)
-        self._rate = rate if callable(rate) else constant(rate)
+        self._rate = rate if callable(rate) else annealed(rate)
         self._clip_norm = clip_norm or math.inf
         self._optimizer = FlatOptimizer(self.flat, kind, **options)
 

@@ -8,7 +8,7 @@ from typing import Any
 Schedule = Callable[[int], float]  # updates done → learning rate
 
 
-def annealed(rate: float, over: int) -> Schedule:
+def annealed(rate: float, over: int = 0) -> Schedule:
     """From `rate` down to 0 over so many updates; 0: constant."""
     return lambda updates: rate * max(0.0, 1.0 - updates / over) if over else rate
 

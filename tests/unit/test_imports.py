@@ -40,7 +40,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "nets": ("errors factories functional options pixels tree", "torch numpy gymnasium"),
     "acting": ("batches functional nets program replay retry step tree versions", "torch numpy"),
     "services": ("acting buffers errors flat program replay retry state step sync tree versions", "torch numpy"),
-    "optim": ("flat services sync", "torch"),
+    "optim": ("flat schedules services sync", "torch"),
     "loops": (
         "acting batches config envs errors factories films learning nets optim options program replay "
         "retry services state step sync tree versions",

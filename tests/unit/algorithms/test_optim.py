@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shoal import optim
 from shoal.errors import UserError
 from shoal.nets.weights import named_tensors
+from shoal.schedules import annealed
 
 
 def network() -> nn.Module:
@@ -132,10 +133,10 @@ def test_a_reduction_sees_the_count_and_comes_before_the_clip() -> None:
 
 
 def test_the_linear_schedule_ends_at_zero() -> None:
-    schedule = optim.linear(0.1, 4)
+    schedule = annealed(0.1, 4)
     assert [schedule(done) for done in range(6)] == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0])
     parameter = nn.Parameter(torch.ones(1))
-    optimizer = optim.Local([parameter], rate=optim.linear(0.1, 2))
+    optimizer = optim.Local([parameter], rate=annealed(0.1, 2))
     moved = []
     for _ in range(3):
         before = float(parameter.detach())
@@ -160,7 +161,7 @@ KINDS = [{"kind": "adam"}, {"kind": "rmsprop"}, {"kind": "rmsprop", "centred": T
 def test_an_optimizer_goes_on_from_its_state_to_the_last_bit(options: dict[str, Any]) -> None:
     """Moments, the count of updates that bias corrections and the schedule depend on, and nothing else, are state."""
     straight, first = network(), network()
-    schedule = optim.linear(0.05, 20)
+    schedule = annealed(0.05, 20)
     one, before = (optim.Local(module.parameters(), rate=schedule, **options) for module in (straight, first))
     for step in range(5):
         one.step(loss_of(straight, step))

@@ -1,9 +1,11 @@
-"""A page is the algorithm: what every file has (decision 0035)."""
+"""A page is the algorithm: what every file has, and what makes them one family (decision 0035)."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,62 @@ def test_a_page_knows_nothing_of_processes(name: str) -> None:
     }
     allowed = {"shoal.services.gradients", "shoal.services.gradients.GradientServer"} if name == "a3c" else set()
     assert found <= allowed, "A3C alone names the service it pushes to, which is its method"
+
+
+# ---- one family
+
+# Twins, and in how many lines `diff` may find them to differ, both sides counted: what the methods, their papers'
+# figures and what is said of them differ in, and a little room. Another name for what both pages have is none of it.
+TWINS = {("apex_dpg", "d4pg"): 80, ("ppo", "appo"): 155, ("td3", "sac"): 125, ("apex_dqn", "r2d2"): 230}
+
+
+@pytest.mark.parametrize("twins", TWINS, ids=" ".join)
+def test_twins_differ_where_their_methods_do(twins: tuple[str, str]) -> None:
+    one, other = (PAGES[name].splitlines() for name in twins)
+    changed = [line for line in difflib.ndiff(one, other) if line[:2] in ("- ", "+ ")]
+    assert len(changed) <= TWINS[twins], "\n".join(changed)
+
+
+# What says where a run takes place, on what and with whose code; all other options are numbers of the method.
+WHERE = {"env_options", "eval_env_options", "eval_limit", "frame_stack", "vectorizer", "env_timeout", "preset"}
+WHERE |= {"acting_device", "learners", "learner_threads", "device", "precision", "shards"}
+WHERE |= {"inference", "inference_servers", "inference_batch", "inference_wait", "pattern", "network", "core"}
+
+
+def config_of(name: str) -> tuple[dict[str, ast.expr], set[str]]:
+    """The defaults that a page's `@config(...)` gives, and the fields that its Config declares."""
+    (made,) = [node for node in ast.parse(PAGES[name]).body if isinstance(node, ast.ClassDef) and node.name == "Config"]
+    (decorator,) = made.decorator_list
+    assert isinstance(decorator, ast.Call)
+    given = {str(keyword.arg): keyword.value for keyword in decorator.keywords}
+    return given, {ast.unparse(node.target) for node in made.body if isinstance(node, ast.AnnAssign)}
+
+
+@every_page
+def test_every_number_of_a_method_is_on_its_page(name: str) -> None:
+    given, declared = config_of(name)
+    resolved = {field.name: field.default for field in dataclasses.fields(registry.load(name).Config)}
+    lacking = resolved.keys() - given.keys() - declared - WHERE
+    assert not lacking, "give the default to @config(...): " + ", ".join(
+        f"{n}={resolved[n]!r}" for n in sorted(lacking)
+    )
+    assert {option: ast.literal_eval(value) for option, value in given.items()} == {n: resolved[n] for n in given}
+
+
+@every_page
+def test_presets_are_whole_on_the_page(name: str) -> None:
+    """Plain literals: what is read there is what is set."""
+    (written,) = [
+        node.value
+        for node in ast.parse(PAGES[name]).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PRESETS"
+    ]
+    assert written is not None
+    assert ast.literal_eval(written) == registry.load(name).PRESETS
+
+
+@pytest.mark.parametrize("twins", list(itertools.combinations(PAGES, 2)), ids=" ".join)
+def test_two_pages_list_their_options_in_the_same_order(twins: tuple[str, str]) -> None:
+    """So that a diff shows values that differ, and nothing else."""
+    one, other = (config_of(name)[0] for name in twins)
+    assert [option for option in one if option in other] == [option for option in other if option in one]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from law_streams import stream
 
 from shoal.functional.n_step import bootstrap, n_step_returns, n_step_targets
+from shoal.replay import MinSize, Replay, Table, Uniform, Writer, n_step
 
 T, B = 19, 6
 
@@ -76,3 +78,33 @@ def test_n_step_targets_carry_no_gradient_and_leave_inputs_alone() -> None:
     assert not n_step_targets(**x, n=3).requires_grad
     for key, tensor in x.items():
         assert torch.equal(tensor, before[key])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_replays_transitions_are_summed_by_this_law(n: int) -> None:
+    """The replay knows no torch: what it gathers is held to the law here, for every row that begins an item."""
+    x = stream(T, B, seed=20 + n)
+    valid, discounts = x["valid"], x["discounts"]
+    law = n_step_returns(rewards=x["rewards"], discounts=discounts, valid=valid, n=n)
+    replay = Replay([Table("items", 1_000, sampler=Uniform(), limiter=MinSize(1))], seed=1)
+    writer = Writer(replay, {"items": n_step(n, 0.9)})
+    rows = np.arange(T * B, dtype=np.float32).reshape(T, B)  # an observation is the number of its row
+    writer.append(
+        {
+            "observation": rows[..., None],
+            "reward": x["rewards"].float().numpy(),
+            "terminated": (discounts == 0.0).numpy() & valid.numpy(),
+            "valid": valid.numpy(),
+        }
+    )
+    writer.flush()
+    found = replay.sample("items", 1_000).data
+    t, b = np.divmod(found["observation"][:, 0].astype(int), B)
+    np.testing.assert_allclose(found["reward"], law.returns.numpy()[t, b], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["discount"], law.discounts.numpy()[t, b], rtol=1e-6)
+    ends = found["discount"] != 0.0  # after a termination nothing follows that counts
+    following = found["next_observation"][:, 0].astype(int)
+    np.testing.assert_array_equal(following[ends], ((t + law.steps.numpy()[t, b]) * B + b)[ends])
+    begun = {(row, column) for row, column in zip(t.tolist(), b.tolist())}
+    whole = {(t, b) for t in range(T - n) for b in range(B) if valid[t, b]}
+    assert whole <= begun, "every row whose return is complete"

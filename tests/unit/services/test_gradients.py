@@ -18,6 +18,7 @@ from shoal.errors import UserError
 from shoal.flat import flatten
 from shoal.program import Context, Handle, Program, set_current
 from shoal.runtime import launch
+from shoal.schedules import annealed
 from shoal.services.gradients import Answer, FlatArray, GradientClient, GradientServer, cut
 from shoal.versions import NONE
 
@@ -83,7 +84,7 @@ def test_the_service_steps_as_the_local_optimizer_does() -> None:
     torch.manual_seed(0)
     local, remote = nn.Linear(4, 3), nn.Linear(4, 3)
     remote.load_state_dict(local.state_dict())
-    schedule = optim.linear(0.05, 8)
+    schedule = annealed(0.05, 8)
     one = optim.Local(local.parameters(), rate=schedule, kind="rmsprop", epsilon=0.01, epsilon_inside=True, clip_norm=1)
     server = GradientServer(rate=schedule, epsilon=0.01)
     server.initialise(one.flat.numpy())
@@ -456,7 +457,7 @@ def test_an_optimizer_that_is_not_there_is_one_sentence_when_the_service_is_made
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "sgd"])
 def test_a_service_goes_on_from_its_state_to_the_last_bit(optimizer: str) -> None:
-    options: dict[str, Any] = {"rate": optim.linear(0.1, 30), "optimizer": optimizer, "reduce": 2, "max_staleness": 3}
+    options: dict[str, Any] = {"rate": annealed(0.1, 30), "optimizer": optimizer, "reduce": 2, "max_staleness": 3}
     one, other = GradientServer(**options), GradientServer(**options)
     generator = np.random.default_rng(0)
     gradients = generator.normal(size=(11, 5)).astype(np.float32)
