@@ -36,7 +36,8 @@ def collect(spec: tuple[str, Any], ends: tuple[Any, ...], count: int = 3) -> tup
     rows: list[dict[str, Any]] = []
     for _ in range(STEPS):
         step = vector.step(np.zeros(count, np.int64))
-        rows.append({**step._asdict(), "observation": observation, "next": step.observation})
+        given = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated, "valid": step.valid}
+        rows.append({**given, "observation": observation, "next": step.observation})
         observation = step.observation
     finished = vector.episodes()
     vector.close()

@@ -30,7 +30,8 @@ def collect(env: tuple[str, Any], lengths: tuple[int, ...], count: int = 3, step
     rows: list[dict[str, Any]] = []
     for _ in range(steps):
         step = vector.step(np.zeros(count, np.int64))
-        rows.append({**step._asdict(), "observation": observation, "next": step.observation})
+        given = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated, "valid": step.valid}
+        rows.append({**given, "observation": observation, "next": step.observation})
         observation = step.observation
     finished = vector.episodes()
     vector.close()

@@ -230,7 +230,7 @@ def test_no_transition_leads_from_a_lost_episode_into_another() -> None:
     observation = vector.reset()
     for _ in range(61):  # a block is sent when the row after it begins
         outcome = vector.step(recorder.act(observation))
-        recorder.result(outcome.reward, outcome.terminated, outcome.valid)
+        recorder.result(outcome)
         observation = outcome.observation
     seen, valid, terminated = (np.asarray(blocks[0][name]) for name in ("observation", "valid", "terminated"))
     follows = (seen[1:, :, 0] == seen[:-1, :, 0]) & (seen[1:, :, 1] == seen[:-1, :, 1] + 1)

@@ -232,7 +232,7 @@ def rows_of(made: envs.Envs, actions: list[Any]) -> list[Any]:
     rows = []
     for action in actions:
         step = made.step(action)
-        parts = [*tree.flatten(step.observation).values(), *step[1:]]
+        parts = [*tree.flatten(step.observation).values(), *step[1:5]]
         rows.append((np.concatenate([part.reshape(made.count, -1).astype(np.float64) for part in parts], 1), 0))
     return [*rows, *((np.array(episode), 1) for episode in made.episodes())]
 

@@ -63,6 +63,8 @@ class FakeRun:
             raise Killed
         self.path.mkdir(parents=True, exist_ok=True)
         value = -abs(np.log10(self.options["learning_rate"]) + 3.0) + self.seed
+        record = {"algorithm": "impala", "config": {}, "env": "CartPole-v1", "life": 0}
+        (self.path / "config.json").write_text(json.dumps(record))
         (self.path / "summary.json").write_text(json.dumps({"stopped_by": "steps", "eval_return": value}))
         FakeRun.ended.append(self.path.name)
         return 0
