@@ -85,6 +85,13 @@ Seed = Annotated[int, Between(0, 2**32 - 1)]  # what every generator takes
 Limit = AtLeast | Above | Between | LayerWidths
 
 
+@dataclass(frozen=True)
+class Enough:
+    """Beside the limits of a field that says how much of something there is: enough to see whether it works."""
+
+    most: float
+
+
 class Constraint(Generic[C]):
     """A method that raises a `UserError` where values of several fields do not fit together. `validate` calls those of
     all groups that a config is composed of."""
@@ -152,6 +159,11 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
+def values(config: object) -> dict[str, Any]:
+    """Of all fields, by name."""
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+
+
 def given(config: object) -> frozenset[str]:
     """The fields that were given."""
     names: frozenset[str] = vars(config)["_given"]
@@ -170,7 +182,23 @@ def apply_preset(config: P, presets: Mapping[str, Mapping[str, Any]], kind: str)
         raise UserError(unknown("--preset", name, [*presets, AUTO, NO_PRESET]))
     kept = given(config)
     changes = {key: value for key, value in presets.get(name, {}).items() if key not in kept}
-    return dataclasses.replace(config, _given=kept, **changes, preset=name)  # type: ignore[type-var]
+    return replace(config, _given=kept, **changes, preset=name)
+
+
+def replace(config: C, **changes: Any) -> C:
+    """`dataclasses.replace`, also where only some groups of a config are known."""
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def small(config: C) -> C:
+    """The config with less of everything of which there may be less, for a trial."""
+    enough: dict[str, float] = {}
+    for group in reversed(type(config).__mro__):
+        for name, hint in typing.get_type_hints(group, include_extras=True).items():
+            for note in getattr(hint, "__metadata__", ()):
+                if isinstance(note, Enough):
+                    enough[name] = note.most
+    return replace(config, **{name: min(most, values(config)[name]) for name, most in enough.items()})
 
 
 def preset_line(config: HasPreset, presets: Mapping[str, Mapping[str, Any]], kind: str) -> str:

@@ -9,9 +9,11 @@ from typing import Annotated, Literal
 
 from shoal.config import (
     Amount,
+    AtLeast,
     Between,
     Constraint,
     Count,
+    Enough,
     Factory,
     NamedValues,
     Positive,
@@ -45,9 +47,9 @@ class Acting:
     """Steps after which the evaluator cuts an episode; without it the environment's limit, or 27,000."""
     preset: str = "auto"
     """Which settings to begin with; auto: those for the environment's kind, none: the fields' own defaults."""
-    actors: Count = 1
+    actors: Annotated[Count, Enough(1)] = 1
     """Nodes that act."""
-    envs_per_actor: Count = 64
+    envs_per_actor: Annotated[Count, Enough(4)] = 64
     """Environments that each of them steps together."""
     vectorizer: Literal["auto", "native", "sync", "async"] = "auto"
     """native: the environment's own vector version; sync: one after another; async: a process each; auto: native where
@@ -66,7 +68,7 @@ class CentralInference(Acting):
     """central: actors own no network and ask an inference server."""
     inference_servers: Count = 1
     """How many, among which actors are divided."""
-    inference_batch: Whole = 0
+    inference_batch: Annotated[Whole, Enough(0)] = 0
     """Environments answered at once; 0: all of a server's actors."""
 
     @Constraint
@@ -96,9 +98,9 @@ class Rewards:
 class Learning:
     """Who learns, and how fast."""
 
-    learners: Count = 1
+    learners: Annotated[Count, Enough(1)] = 1
     """Each takes its share of a batch; gradients are summed over all of them."""
-    learner_threads: Threads = 1
+    learner_threads: Annotated[Threads, Enough(1)] = 1
     """Threads that each learner computes with on a CPU."""
     device: str = "cpu"
     """What learners compute on."""
@@ -116,7 +118,7 @@ class Learning:
 class Unrolls:
     """On-policy data: rollouts, each trained on once."""
 
-    unroll: Count = 20
+    unroll: Annotated[Count, Enough(5)] = 20
     """Transitions per item; one more observation is kept to bootstrap."""
 
 
@@ -126,7 +128,7 @@ class Rollouts(Unrolls):
 
     queue: Count = 128
     """Items that may wait for the learner; actors block when it is full."""
-    batch: Count = 64
+    batch: Annotated[Count, Enough(8)] = 64
     """Items per update."""
 
     @Constraint
@@ -137,7 +139,7 @@ class Rollouts(Unrolls):
                 f"give --queue {self.batch} or more, or a smaller --batch."
             )
 
-    publish_every: Count = 1
+    publish_every: Annotated[Count, Enough(1)] = 1
     """Updates between versions of the weights."""
 
 
@@ -145,11 +147,11 @@ class Rollouts(Unrolls):
 class Experience(Acting):
     """Off-policy data: a replay of items that are sampled again and again."""
 
-    rows: Count = 16
+    rows: Annotated[Count, Enough(8)] = 16
     """Steps of every environment between two messages to the replay, and two looks for new weights."""
     replay: Literal["prioritized", "uniform"] = "prioritized"
     """How items are drawn."""
-    shards: Count = 1
+    shards: Annotated[Count, Enough(1)] = 1
     """Replay services."""
 
     @Constraint
@@ -161,9 +163,9 @@ class Experience(Acting):
 
     capacity: Count = 100_000
     """Items; a soft limit: what is over it goes every 100 updates, the oldest first."""
-    learning_starts: Count = 1_000
+    learning_starts: Annotated[Count, Enough(16)] = 1_000
     """Items (transitions; of r2d2 sequences) that are there before the first update."""
-    samples_per_insert: Amount = 0.0
+    samples_per_insert: Annotated[Amount, Enough(0.0)] = 0.0
     """How often an item is sampled on average, which holds acting and learning to a ratio; 0: each at its own pace."""
 
     @Constraint
@@ -180,9 +182,9 @@ class Experience(Acting):
     """How far the bias of drawing by priority is taken back; 1: wholly."""
     pattern: Factory | None = None
     """module:factory of a pattern in place of the usual one, called with this config."""
-    n: Count = 3
+    n: Annotated[Count, Enough(2)] = 3
     """Steps of a return."""
-    batch: Count = 512
+    batch: Annotated[Count, Enough(8)] = 512
     """Items per update."""
 
     @Constraint
@@ -194,7 +196,7 @@ class Experience(Acting):
                     "give a larger capacity, or less of the other."
                 )
 
-    publish_every: Count = 1
+    publish_every: Annotated[Count, Enough(1)] = 1
     """Updates between versions of the weights."""
     target_every: Count = 200
     """Updates after which the target network follows."""
@@ -204,12 +206,34 @@ class Experience(Acting):
 class Sequences:
     """Items that are stretches of an episode, for networks with a memory."""
 
-    burn_in: Whole = 10
+    burn_in: Annotated[Whole, Enough(4)] = 10
     """Steps before a sequence that only bring its recurrent state up to date."""
-    length: Count = 30
+    length: Annotated[Count, Enough(4)] = 30
     """Steps of a sequence that are trained."""
-    period: Count = 15
+    period: Annotated[Count, Enough(2)] = 15
     """Steps from the beginning of one sequence to that of the next."""
+
+
+@config()
+class GradientService:
+    """Who applies the gradients of workers."""
+
+    synchronous: bool = False
+    """A2C: every step waits for one gradient of each worker."""
+    reduce: Count = 1
+    """Gradients per step, when asynchronous."""
+
+    @Constraint
+    def _one_rule_says_when_to_step(self) -> None:
+        if self.synchronous and self.reduce > 1:
+            raise UserError("--synchronous makes each step of one gradient per worker: leave out --reduce.")
+
+    max_staleness: Whole = 0
+    """Gradients older than so many steps are refused; 0: eight steps per worker."""
+    shards: Annotated[Count, Enough(1)] = 1
+    """Servers among which the parameters are divided."""
+    publish_every: Annotated[Count, Enough(1)] = 10
+    """Steps between versions of the weights for the evaluator."""
 
 
 @config()
@@ -298,9 +322,9 @@ class ImportanceClips:
 class Proximal:
     """Several passes over the same rollouts, held near the policy that acted."""
 
-    epochs: Count = 4
+    epochs: Annotated[Count, Enough(2)] = 4
     """Passes over a batch."""
-    minibatches: Count = 4
+    minibatches: Annotated[Count, Enough(2)] = 4
     """Updates per pass."""
 
     def check_minibatches(self, rollouts: int, rows: int) -> None:
@@ -355,6 +379,27 @@ class ActorAndCritics:
 
 
 @config()
+class ReturnDistribution:
+    """What a critic learns of the distribution of returns."""
+
+    critic: Literal["categorical", "quantile"] = "categorical"
+    """As a histogram on a fixed support, or by quantiles, which need none."""
+    atoms: Annotated[int, AtLeast(2)] = 51
+    """Of the categorical critic."""
+    support_low: float = -150.0
+    """Lowest return on the categorical critic's support, after reward_scale."""
+    support_high: float = 150.0
+    """Highest return on it."""
+    quantiles: Count = 32
+    """Of the quantile critic."""
+    kappa: Positive = 1.0
+    """Quantile errors beyond it count linearly."""
+
+
+Network = PolicyAndValue | DuelingNetwork | ActorAndCritics  # groups that say what a network is
+
+
+@config()
 class SlopeFollowing:
     """How an actor follows the slope of its critic."""
 
@@ -378,7 +423,7 @@ class Noise:
 class RandomStart:
     """A look around before the first policy acts."""
 
-    random_steps: Whole = 1_000
+    random_steps: Annotated[Whole, Enough(16)] = 1_000
     """Of all environments together, with uniform actions, before the actor acts."""
 
 

@@ -52,24 +52,28 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "schedules services state",
         "torch numpy",
     ),
-    "runs": ("algorithms checkpoints config envs errors factories films", "numpy torch pandas wandb"),
+    "runs": (
+        "acting algorithms checkpoints config envs errors factories films loops nets options program",
+        "numpy torch pandas wandb",
+    ),
     "analysis": ("config errors runs", "numpy matplotlib"),
     "arguments": ("config errors runs", ""),
     "experiment": (
-        "analysis arguments checkpoints config envs errors loops nets program replay runs runtime services versions",
+        "acting analysis arguments checkpoints config envs errors loops nets options program replay runs runtime "
+        "services versions",
         "numpy torch rich",
     ),
     "playing": (
-        "acting config envs errors experiment factories films loops nets runs tree",
+        "acting config envs errors experiment factories films loops nets options runs tree",
         "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (
-        "acting analysis config envs errors experiment factories loops pixels runs runtime tree",
+        "acting analysis config envs errors experiment factories loops options pixels runs runtime tree",
         "numpy torch gymnasium cloudpickle",
     ),
     "sweeps": ("analysis arguments checkpoints config errors experiment runs", "numpy optuna matplotlib"),
     "bench": (
-        "acting envs errors experiment flat learning loops nets optim program replay runs runtime tree",
+        "acting config envs errors experiment flat learning loops nets optim options program replay runs runtime tree",
         "numpy torch",
     ),
     "cli": ("analysis arguments bench config diagnosis envs errors experiment playing runs runtime sweeps", "rich"),

@@ -27,7 +27,7 @@ from shoal.functional.vtrace import vtrace
 from shoal.learning import Update
 from shoal.loops.wiring import Settings, Wiring
 from shoal.nets.building import Spaces, make_actor_critic
-from shoal.options import Acting, PolicyAndValue, PolicyGradient, Rewards, Unrolls
+from shoal.options import Acting, GradientService, PolicyAndValue, PolicyGradient, Rewards, Unrolls
 from shoal.program import Program
 from shoal.schedules import annealed
 from shoal.services.gradients import GradientServer
@@ -55,8 +55,13 @@ from shoal.state import Stateful
     # policy gradients
     value_cost=0.5,
     entropy_cost=0.01,
+    # gradient service
+    synchronous=False,
+    reduce=1,
+    max_staleness=0,
+    publish_every=10,
 )
-class Config(PolicyAndValue, PolicyGradient, Unrolls, Rewards, Acting):
+class Config(PolicyAndValue, PolicyGradient, GradientService, Unrolls, Rewards, Acting):
     unroll: Count = 20
     """Rows of each environment per gradient."""
     gamma: Share = 0.99
@@ -65,19 +70,6 @@ class Config(PolicyAndValue, PolicyGradient, Unrolls, Rewards, Acting):
     """The loss is multiplied by this."""
     grad_clip: Amount = 0.5
     """Largest norm of a gradient; 0: not clipped."""
-
-    # gradient service
-
-    synchronous: bool = False
-    """A2C: every step waits for one gradient of each worker."""
-    reduce: Count = 1
-    """Gradients per step, when asynchronous."""
-    max_staleness: Whole = 0
-    """Gradients older than so many steps are refused; 0: eight steps per worker."""
-    shards: Count = 1
-    """Servers among which the parameters are divided."""
-    publish_every: Count = 10
-    """Steps between versions of the weights for the evaluator."""
     anneal_updates: Whole = 0
     """The learning rate falls linearly to 0 over so many steps; 0: constant."""
     decay: Share = 0.99
@@ -173,8 +165,6 @@ class A3C(Stateful):
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Workers push to the gradient service; the learner starts it, publishes what it has, and ends the run."""
-    if cfg.synchronous and cfg.reduce > 1:
-        raise UserError("--synchronous makes each step of one gradient per worker: leave out --reduce.")
     if cfg.shards > 1:
         parts = sum(1 for _ in make_actor_critic(cfg, env, seed=0).parameters())
         if cfg.shards > parts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.deterministic import DeterministicPolicy
 from shoal.batches import Batch
-from shoal.config import AtLeast, Count, Positive, config
+from shoal.config import config
 from shoal.envs import EnvSpec
 from shoal.functional.deterministic import squashed_policy_loss
 from shoal.functional.distributional import categorical_loss, mass_outside, project, quantile_huber_loss
@@ -32,7 +32,7 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import Actor, ControlNetworks, Critic, SupportWatch, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import ContinuousControl, Noise, SlopeFollowing
+from shoal.options import ContinuousControl, Noise, ReturnDistribution, SlopeFollowing
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
@@ -72,6 +72,13 @@ from shoal.state import Stateful
     publish_every=1,
     target_every=100,
     target_rate=1.0,
+    # distribution of returns
+    critic="categorical",
+    atoms=51,
+    support_low=-150.0,
+    support_high=150.0,
+    quantiles=32,
+    kappa=1.0,
     # following the critic
     slope_clip=1.0,
     saturation_cost=0.0,
@@ -79,19 +86,8 @@ from shoal.state import Stateful
     noise=0.3,
     noise_smallest=0.0,
 )
-class Config(ContinuousControl, SlopeFollowing, Noise):
-    critic: Literal["categorical", "quantile"] = "categorical"
-    """What the critic learns of the distribution of returns."""
-    atoms: Annotated[int, AtLeast(2)] = 51
-    """Of the categorical critic."""
-    support_low: float = -150.0
-    """Lowest return on the categorical critic's support, after reward_scale."""
-    support_high: float = 150.0
-    """Highest return on it."""
-    quantiles: Count = 32
-    """Of the quantile critic."""
-    kappa: Positive = 1.0
-    """Quantile errors beyond it count linearly."""
+class Config(ContinuousControl, ReturnDistribution, SlopeFollowing, Noise):
+    """Only the groups' options."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.experiment.training import train
+from shoal.options import Acting, Experience
 from shoal.runs import directory, registry
 from shoal.runs.options import RunOptions
 
@@ -26,9 +27,10 @@ WIDE = (1280, 1280)  # with CartPole's four numbers, two actions and a value, 1.
 TRANSITIONS = 1_000_000
 
 
-def cases() -> dict[str, tuple[Any, dict[str, Any]]]:
+def cases() -> dict[str, tuple[Acting, dict[str, Any]]]:
     """By name, the config and the options of a run."""
-    impala, apex = (registry.load(name).Config for name in ("impala", "apex_dqn"))
+    impala: Callable[..., Acting] = registry.load("impala").Config
+    apex: Callable[..., Acting] = registry.load("apex_dqn").Config
     replay = {"capacity": TRANSITIONS, "samples_per_insert": 0.0, "envs_per_actor": 64}
     return {
         "1.7M parameters (impala)": (impala(env="CartPole-v1", hidden=WIDE, envs_per_actor=8), {}),
@@ -88,9 +90,9 @@ class Stretch:
         return False
 
 
-def _updates_per_second(cfg: Any, seconds: float, options: dict[str, Any]) -> float:
+def _updates_per_second(cfg: Acting, seconds: float, options: dict[str, Any]) -> float:
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    stretch = Stretch(seconds, TRANSITIONS if getattr(cfg, "capacity", 0) == TRANSITIONS else 0)
+    stretch = Stretch(seconds, TRANSITIONS if isinstance(cfg, Experience) else 0)
     given = {"stop_seconds": 3600.0, "eval_every": 3600.0, "eval_episodes": 1, **options}
     try:
         train(cfg, quiet=True, run_dir=str(folder / "run"), on_progress=stretch, **given)

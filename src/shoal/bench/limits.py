@@ -22,6 +22,7 @@ import torch
 
 from shoal import optim, tree
 from shoal.acting import Stacker
+from shoal.config import replace
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.flat import flat_gradient
@@ -29,7 +30,7 @@ from shoal.learning import Update
 from shoal.loops.wiring import Settings, make_envs
 from shoal.loops.wrapping import wrap_learners
 from shoal.nets.weights import export_weights
-from shoal.program import Program
+from shoal.options import Acting, CentralInference, Experience, GradientService, Learning, Sequences
 from shoal.runs.registry import Algorithm
 from shoal.runtime import Supervisor, launch
 from shoal.types import Arrays
@@ -62,14 +63,14 @@ class Limits:
 
 
 def measure_limits(
-    algorithm: Algorithm, cfg: Any, env: EnvSpec, seconds: float = PART_SECONDS, seed: int = 0
+    algorithm: Algorithm, cfg: Acting, env: EnvSpec, seconds: float = PART_SECONDS, seed: int = 0
 ) -> Limits:
     """Every part alone, `seconds` each, in this process."""
     if (why := limitless(cfg)) is not None:
         raise UserError(why)
     acting = _acting_batch(cfg)
-    if getattr(cfg, "learners", 1) > 1:
-        cfg = dataclasses.replace(cfg, learners=1)
+    if isinstance(cfg, Learning):
+        cfg = replace(cfg, learners=1)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -87,24 +88,27 @@ def measure_limits(
         torch.set_num_threads(before)
 
 
-def limitless(cfg: Any) -> str | None:
+def limitless(cfg: Acting) -> str | None:
     """Why a config has no ceiling of this kind."""
-    if getattr(cfg, "device", "cpu") != "cpu" or cfg.acting_device != "cpu":
+    if cfg.acting_device != "cpu" or (isinstance(cfg, Learning) and cfg.device != "cpu"):
         return "The ceiling is that of this machine's cores: leave --device and --acting-device at cpu."
     return None
 
 
-def updates_per_step(cfg: Any, rows: int) -> float | None:
+def updates_per_step(cfg: Acting, rows: int) -> float | None:
     """Updates of `rows` for each step of an environment, where the config settles it: every row is trained once, or
     items as often as --samples-per-insert says."""
-    if not hasattr(cfg, "samples_per_insert"):
+    if not isinstance(cfg, Experience):
         return 1.0 / rows
-    return cfg.samples_per_insert / (cfg.batch * getattr(cfg, "period", 1)) or None
+    period = cfg.period if isinstance(cfg, Sequences) else 1
+    return cfg.samples_per_insert / (cfg.batch * period) or None
 
 
-def gradients_per_update(cfg: Any) -> int:
+def gradients_per_update(cfg: Acting) -> int:
     """What is counted as one update may be made of several gradients, of as many workers."""
-    return int(cfg.actors if getattr(cfg, "synchronous", False) else getattr(cfg, "reduce", 1))
+    if not isinstance(cfg, GradientService):
+        return 1
+    return cfg.actors if cfg.synchronous else cfg.reduce
 
 
 def _seconds_each(call: Callable[[], Any], seconds: float) -> float:
@@ -117,7 +121,7 @@ def _seconds_each(call: Callable[[], Any], seconds: float) -> float:
     return passed / calls
 
 
-def _environment(cfg: Any, env: EnvSpec, seconds: float, seed: int) -> float:
+def _environment(cfg: Acting, env: EnvSpec, seconds: float, seed: int) -> float:
     """With actions drawn beforehand: drawing them is not the environment's work."""
     envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, seed)
     try:
@@ -133,7 +137,7 @@ def _environment(cfg: Any, env: EnvSpec, seconds: float, seed: int) -> float:
         envs.close()
 
 
-def _inference(algorithm: Algorithm, cfg: Any, env: EnvSpec, weights: Arrays, batch: int, seconds: float) -> float:
+def _inference(algorithm: Algorithm, cfg: Acting, env: EnvSpec, weights: Arrays, batch: int, seconds: float) -> float:
     policy = algorithm.make_policy(cfg, env, 0)
     policy.load(weights)
     envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, 0)
@@ -149,13 +153,13 @@ def _inference(algorithm: Algorithm, cfg: Any, env: EnvSpec, weights: Arrays, ba
     return batch / _seconds_each(lambda: policy.act(observation, state, first), seconds)
 
 
-def _acting_batch(cfg: Any) -> int:
+def _acting_batch(cfg: Acting) -> int:
     """Observations that a policy sees at once: an actor's, or those that an inference server puts together."""
-    environments: int = cfg.envs_per_actor
-    if getattr(cfg, "inference", "local") != "central":
+    environments = cfg.envs_per_actor
+    if not isinstance(cfg, CentralInference) or cfg.inference == "local":
         return environments
-    together: int = environments * -(-cfg.actors // min(cfg.inference_servers, cfg.actors))
-    return min(together, int(cfg.inference_batch)) if cfg.inference_batch else together
+    together = environments * -(-cfg.actors // min(cfg.inference_servers, cfg.actors))
+    return min(together, cfg.inference_batch) if cfg.inference_batch else together
 
 
 class _Capture:
@@ -179,9 +183,9 @@ class _Capture:
         return Update({})
 
 
-def _gathered(algorithm: Algorithm, cfg: Any, env: EnvSpec, seed: int) -> _Capture:
+def _gathered(algorithm: Algorithm, cfg: Acting, env: EnvSpec, seed: int) -> _Capture:
     """A learner, and a batch that the program has gathered for it inline."""
-    program: Program = algorithm.program(cfg, env, Settings(evaluate=False, max_updates=BATCHES))
+    program = algorithm.program(cfg, env, Settings(evaluate=False, max_updates=BATCHES))
     captures: list[_Capture] = []
 
     def capture(make: Callable[..., Any]) -> _Capture:
@@ -216,13 +220,13 @@ def _rows(batch: Any) -> int:
 # ---- how it is told
 
 
-def report(limits: Limits, cfg: Any) -> dict[str, Any]:
+def report(limits: Limits, cfg: Acting) -> dict[str, Any]:
     ratio = updates_per_step(cfg, limits.training_batch)
     ceiling = None if ratio is None else round(limits.ceiling(ratio), 1)
     return dataclasses.asdict(limits) | {"updates_per_step": ratio, "ceiling": ceiling}
 
 
-def lines(limits: Limits, cfg: Any) -> list[str]:
+def lines(limits: Limits, cfg: Acting) -> list[str]:
     """For people: each part, and what they come to."""
     rows = limits.training_batch
     parts = [

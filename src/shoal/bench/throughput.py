@@ -22,6 +22,7 @@ from shoal.experiment.ending import Interrupts
 from shoal.experiment.progress import Progress
 from shoal.experiment.watching import metrics_of, take_snapshot
 from shoal.loops.wiring import Settings
+from shoal.options import Acting
 from shoal.runs import registry
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
@@ -70,7 +71,7 @@ class Counter:
         return (self.end[1] - self.begin[1]) / (self.end[0] - self.begin[0])
 
 
-def measure(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions, seconds: float) -> Measurement:
+def measure(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions, seconds: float) -> Measurement:
     """One run of `seconds` after the warm-up."""
     prepare(algorithm, cfg, env, options)
     program = algorithm.program(cfg, env, Settings(evaluate=False))
@@ -127,7 +128,7 @@ def measure(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions, s
 def throughput(
     name: str,
     algorithm: Algorithm,
-    cfg: Any,
+    cfg: Acting,
     env: EnvSpec,
     options: RunOptions,
     seconds: float,

@@ -16,6 +16,7 @@ from shoal.diagnosis.environment import LARGE, Environment
 from shoal.diagnosis.findings import Suggestion
 from shoal.envs import EnvSpec
 from shoal.factories import name_of
+from shoal.options import Acting, Learning, Normalization, ReturnDistribution, Rewards
 
 CHEAP = 2_000.0  # steps per second on one core, from which on using each step once is the faster way
 RARE = 0.005  # of rewards that are not 0
@@ -47,14 +48,14 @@ def choose_algorithm(spec: EnvSpec, measured: Mapping[str, Any]) -> tuple[str, s
 
 
 def suggest(
-    name: str, why: str, cfg: Any, env: Environment, given: Mapping[str, Any], cores: int | None = None
+    name: str, why: str, cfg: Acting, env: Environment, given: Mapping[str, Any], cores: int | None = None
 ) -> Suggestion:
     """Settings for an algorithm whose `cfg` has its preset's values; `given` is what the user gave, which stays."""
     spec, measured = env.spec, env.measured
     cores = cores or len(os.sched_getaffinity(0))
     options: dict[str, Any] = {}
     reasons = [f"{name}: {why}"]
-    preset = getattr(cfg, "preset", NO_PRESET)
+    preset = cfg.preset
     if preset != NO_PRESET:
         reasons.append(f"preset {preset}: the environment's kind is {spec.kind}")
     else:
@@ -63,7 +64,7 @@ def suggest(
         _reward_scale(cfg, measured, given),
         _support(cfg, measured),
         _normalization(cfg, env.seen.largest_observation),
-        _actors(cfg, measured, cores),
+        _actors(measured, cores),
     ):
         options |= {field: value for field, value in changes.items() if field not in given}
         reasons += [reason] if reason else []
@@ -77,13 +78,14 @@ def suggest(
     return Suggestion(name, preset, options, tuple(reasons), _command(name, {**given, **options}))
 
 
-def _reward_scale(cfg: Any, measured: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    size, scale = float(measured.get("reward_size") or 0.0), getattr(cfg, "reward_scale", None)
-    if not size or scale is None:
+def _reward_scale(cfg: Acting, measured: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    size = float(measured.get("reward_size") or 0.0)
+    if not size or not isinstance(cfg, Rewards):
         return {}, ""
-    if getattr(cfg, "normalize_rewards", False):
+    scale = cfg.reward_scale
+    if isinstance(cfg, Normalization) and cfg.normalize_rewards:
         return {}, f"rewards of about {size:.3g} are normalised (--normalize-rewards)"
-    if clip := getattr(cfg, "reward_clip", 0.0):
+    if clip := cfg.reward_clip:
         return {}, f"rewards of about {size:.3g} are clipped to ± {clip:g} (--reward-clip)"
     if SMALLEST <= size * scale <= LARGEST:
         return {}, f"rewards of about {size:.3g} become {size * scale:.3g} with reward_scale {scale:g}, a good size"
@@ -98,11 +100,13 @@ def _reward_scale(cfg: Any, measured: Mapping[str, Any], given: Mapping[str, Any
     return {"reward_scale": wanted}, f"{said}: reward_scale {wanted:g} makes them about {size * wanted:.2g}"
 
 
-def _support(cfg: Any, measured: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _support(cfg: Acting, measured: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Of a categorical critic: it can learn no return that is outside."""
-    if not hasattr(cfg, "support_low") or getattr(cfg, "critic", "") != "categorical":
+    if not isinstance(cfg, ReturnDistribution) or cfg.critic != "categorical":
         return {}, ""
-    bound = float(measured.get("reward_mean", 0.0)) * cfg.reward_scale / max(1.0 - cfg.gamma, 1e-4)
+    scale = cfg.reward_scale if isinstance(cfg, Rewards) else 1.0
+    gamma = cfg.gamma if isinstance(cfg, Learning) else 0.0
+    bound = float(measured.get("reward_mean", 0.0)) * scale / max(1.0 - gamma, 1e-4)
     if bound <= max(abs(cfg.support_low), abs(cfg.support_high)):
         return {}, ""
     return {"critic": "quantile"}, (
@@ -111,18 +115,18 @@ def _support(cfg: Any, measured: Mapping[str, Any]) -> tuple[dict[str, Any], str
     )
 
 
-def _normalization(cfg: Any, largest: float) -> tuple[dict[str, Any], str]:
-    if largest <= LARGE or getattr(cfg, "normalize_observations", None):
-        return {}, ""
+def _normalization(cfg: Acting, largest: float) -> tuple[dict[str, Any], str]:
     said = f"observations are as large as {largest:.3g}"
-    if hasattr(cfg, "normalize_observations"):
+    if largest <= LARGE or (isinstance(cfg, Normalization) and cfg.normalize_observations):
+        return {}, ""
+    if isinstance(cfg, Normalization):
         return {"normalize_observations": True}, f"{said}: networks learn best from numbers around 1"
     return {}, f"{said}: divide them in the environment, or train ppo or appo with --normalize-observations"
 
 
-def _actors(cfg: Any, measured: Mapping[str, Any], cores: int) -> tuple[dict[str, Any], str]:
+def _actors(measured: Mapping[str, Any], cores: int) -> tuple[dict[str, Any], str]:
     rate = float(measured.get("steps_per_second") or SLOW)
-    if rate >= SLOW or cores <= 2 or not hasattr(cfg, "actors"):
+    if rate >= SLOW or cores <= 2:
         return {}, ""
     return {"actors": cores - 1}, f"{cores} cores, and the environment is slow: all but the learner's act"
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import cloudpickle
 from gymnasium.envs import registration
 
-from shoal.config import Positive, apply_preset, validate
+from shoal.config import Positive, apply_preset, validate, validate_fields
 from shoal.diagnosis import advice, learning
 from shoal.diagnosis.environment import Environment
 from shoal.diagnosis.findings import Diagnosis, Finding, Suggestion
@@ -66,7 +66,7 @@ def doctor(
     validate(_How(algorithm, timeout))
     given = {"env": env, **({} if network is None else {"network": network}), **options}
     if algorithm is not None:
-        validate(registry.load(algorithm).Config(**given))
+        validate_fields(registry.load(algorithm).Config(**given))
     asked = Asked(algorithm, given, names.registered_by_user(env))
     found = Diagnosis(asked.name)
     hearing = _Hearing(found, on_finding)

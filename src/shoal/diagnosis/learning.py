@@ -5,7 +5,6 @@ The program is the one that `shoal train` would run, inline, with few environmen
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal import envs, tree
+from shoal import config, envs, tree
 from shoal.acting import Stacker
 from shoal.diagnosis.environment import Doing, Tell
 from shoal.diagnosis.findings import Finding
@@ -24,21 +23,19 @@ from shoal.experiment.watching import learning_is_over, metrics_of, take_snapsho
 from shoal.factories import name_of
 from shoal.loops.wiring import Settings
 from shoal.loops.wrapping import wrap_learners
+from shoal.options import Acting, CentralInference, Network
 from shoal.runs.registry import Algorithm
 from shoal.runtime import RunFailed, Supervisor, launch
 
 UPDATES = 4  # TD3's actor learns at every second one
 LONGEST = 40.0  # seconds that they may take
-SMALL: dict[str, int] = {  # of fields that say how much of something there is: enough to try it
-    **{"actors": 1, "envs_per_actor": 4, "learners": 1, "shards": 1, "learner_threads": 1},
-    **{"unroll": 5, "batch": 8, "minibatches": 2, "epochs": 2, "publish_every": 1},
-    **{"rows": 8, "learning_starts": 16, "random_steps": 16, "burn_in": 4, "length": 4, "period": 2, "n": 2},
-}
 
 
-def examine(algorithm: Algorithm, cfg: Any, env: EnvSpec, tell: Tell, doing: Doing, measured: dict[str, Any]) -> bool:
+def examine(
+    algorithm: Algorithm, cfg: Acting, env: EnvSpec, tell: Tell, doing: Doing, measured: dict[str, Any]
+) -> bool:
     """Whether the network can be acted with and trained; a `UserError` says what of it cannot be built."""
-    given = getattr(cfg, "network", None)
+    given = cfg.network if isinstance(cfg, Network) else None
     name = "the built-in network" if given is None else f"the network {name_of(given)}"
     doing(f"build {name} and act with it")
     policy = algorithm.make_policy(cfg, env, 0)
@@ -47,11 +44,11 @@ def examine(algorithm: Algorithm, cfg: Any, env: EnvSpec, tell: Tell, doing: Doi
     return _train(algorithm, cfg, env, tell)
 
 
-def _act(policy: Any, cfg: Any, env: EnvSpec, name: str, tell: Tell, measured: dict[str, Any]) -> None:
+def _act(policy: Any, cfg: Acting, env: EnvSpec, name: str, tell: Tell, measured: dict[str, Any]) -> None:
     network = getattr(policy, "network", None)
     parameters = 0 if network is None else sum(part.numel() for part in network.parameters())
     recurrent = bool(policy.initial_state(1))
-    count = int(getattr(cfg, "envs_per_actor", 1))
+    count = cfg.envs_per_actor
     made = envs.make(env, 1, seed=0)
     try:
         one = Stacker(made.stacks).push(made.reset(), np.ones(1, np.bool_))
@@ -112,7 +109,7 @@ class _Watched:
         return [n for n, p in self.network.named_parameters() if p.requires_grad and torch.equal(p, self.before[n])]
 
 
-def _train(algorithm: Algorithm, cfg: Any, env: EnvSpec, tell: Tell) -> bool:
+def _train(algorithm: Algorithm, cfg: Acting, env: EnvSpec, tell: Tell) -> bool:
     program = algorithm.program(small(cfg), env, Settings(evaluate=False, max_updates=UPDATES))
     watched: list[_Watched] = []
 
@@ -180,17 +177,7 @@ def _judge(
     return True
 
 
-def small(cfg: Any) -> Any:
+def small(cfg: Acting) -> Acting:
     """The config with less of everything of which there may be less."""
-    changes = {
-        name: min(most, getattr(cfg, name))
-        for name, most in SMALL.items()
-        if isinstance(getattr(cfg, name, None), int) and not isinstance(getattr(cfg, name), bool)
-    }
-    if hasattr(cfg, "samples_per_insert"):
-        changes["samples_per_insert"] = 0.0  # at their own pace: a ratio may wait for long
-    if hasattr(cfg, "inference"):
-        changes["inference"] = "local"
-    if hasattr(cfg, "inference_batch"):
-        changes["inference_batch"] = 0
-    return dataclasses.replace(cfg, **changes)
+    less = config.small(cfg)
+    return config.replace(less, inference="local") if isinstance(less, CentralInference) else less

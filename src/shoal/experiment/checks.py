@@ -6,13 +6,25 @@ import itertools
 import os
 import subprocess
 import sys
-from typing import Any
 
 from shoal import config
+from shoal.acting import Policy
 from shoal.envs import EnvSpec
 from shoal.envs.pictures import check_drawn
 from shoal.envs.trial import ending
 from shoal.errors import UserError
+from shoal.options import (
+    Acting,
+    ActorAndCritics,
+    DuelingNetwork,
+    Experience,
+    Learning,
+    PolicyAndValue,
+    RecurrentDuelingNetwork,
+    Rollouts,
+    Sequences,
+    Unrolls,
+)
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
 
@@ -27,17 +39,19 @@ raise SystemExit(product[0, 0].item() != 64.0)
 """
 
 
-def prepare(algorithm: Algorithm, cfg: Any, env: EnvSpec, options: RunOptions) -> Any:
+def prepare(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions) -> Policy:
     """Refuse what cannot work. A policy is built because that is where a network and an action space turn out not to
     fit; it is returned, to be compared with old weights."""
     config.validate(cfg)
     options.check()
-    for field in ("device", "acting_device"):
-        check_device(field, getattr(cfg, field, "cpu"))
+    check_device("acting_device", cfg.acting_device)
+    if isinstance(cfg, Learning):
+        check_device("device", cfg.device)
     if options.runtime != "ray":  # there nodes may be on other machines, and on larger ones
         _check_memory(cfg, env, options)
-        _check_precision(cfg)
-    if getattr(cfg, "frame_stack", 0) > 1 and not env.stacks:
+        if isinstance(cfg, Learning) and cfg.precision == "bfloat16" and "cpu" in (cfg.device, cfg.acting_device):
+            _check_bfloat16()
+    if cfg.frame_stack > 1 and not env.stacks:
         raise UserError(
             f"--frame-stack {cfg.frame_stack} has nothing to stack: {env.name} gives no images, which are numbers on "
             "three axes or bytes on two, of at least 5 by 5 pixels. Leave it out."
@@ -61,11 +75,9 @@ def check_device(field: str, device: str) -> None:
     assert stored == 0.0
 
 
-def _check_precision(cfg: Any) -> None:
+def _check_bfloat16() -> None:
     """Tried in a process of its own: virtual machines were seen whose processor says that it multiplies matrices in
     bfloat16 (AMX), and which end who does it."""
-    if getattr(cfg, "precision", "float32") != "bfloat16" or "cpu" not in (cfg.device, cfg.acting_device):
-        return
     tried = subprocess.run([sys.executable, "-c", IN_BFLOAT16], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if tried.returncode:
         raise UserError(
@@ -74,7 +86,7 @@ def _check_precision(cfg: Any) -> None:
         )
 
 
-def _check_memory(cfg: Any, env: EnvSpec, options: RunOptions) -> None:
+def _check_memory(cfg: Acting, env: EnvSpec, options: RunOptions) -> None:
     """What cannot fit would end the machine's work and not only the run. Estimated from below, and without what the
     libraries take."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -82,7 +94,7 @@ def _check_memory(cfg: Any, env: EnvSpec, options: RunOptions) -> None:
     if sum(needs.values()) <= there:
         return
     field = max(needs, key=lambda name: needs[name])
-    value, has = getattr(cfg, field), f"this machine has {there / 1e9:,.0f} GB"
+    value, has = config.values(cfg)[field], f"this machine has {there / 1e9:,.0f} GB"
     option = f"--{field.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
     if field == "capacity":
         item = needs[field] / value
@@ -93,29 +105,32 @@ def _check_memory(cfg: Any, env: EnvSpec, options: RunOptions) -> None:
     raise UserError(f"{option} needs at least {needs[field] / 1e9:,.0f} GB of memory, and {has}: give less.")
 
 
-def memory_needs(cfg: Any, env: EnvSpec, options: RunOptions) -> dict[str, float]:
+def memory_needs(cfg: Acting, env: EnvSpec, options: RunOptions) -> dict[str, float]:
     """Bytes, by the option that decides most about them."""
+    environments = cfg.actors * cfg.envs_per_actor
+    copies = PARAMETER_COPIES * (cfg.learners if isinstance(cfg, Learning) else 1) + cfg.actors
+    lstm = cfg.lstm if isinstance(cfg, PolicyAndValue | RecurrentDuelingNetwork) else 0
+    row = env.observation_bytes + 8.0 * lstm
+    many = "actors" if cfg.actors > cfg.envs_per_actor else "envs_per_actor"
+    needs = {many: environments * (ENVIRONMENT_BYTES + row), "lstm": 4.0 * copies * 4 * lstm**2}
+    if isinstance(cfg, Unrolls):
+        needs["unroll"] = environments * (cfg.unroll + 1.0) * row
+    if isinstance(cfg, Rollouts):
+        longer = "queue" if cfg.queue >= cfg.unroll else "unroll"
+        needs[longer] = needs.get(longer, 0.0) + cfg.queue * (cfg.unroll + 1.0) * row
+    if isinstance(cfg, Experience):
+        period = cfg.period if isinstance(cfg, Sequences) else 1
+        needs["rows"] = environments * (cfg.rows + 1.0) * row
+        needs["capacity"] = cfg.capacity * float(period) * env.observation_bytes
+        if isinstance(cfg, Sequences):
+            needs["burn_in"] = cfg.batch * (cfg.burn_in + cfg.length + 1.0) * row
+    if isinstance(cfg, PolicyAndValue | DuelingNetwork):
+        needs["hidden"] = 4.0 * copies * _weights(cfg.hidden)
+    elif isinstance(cfg, ActorAndCritics):
+        needs["actor_hidden"] = 4.0 * copies * _weights(cfg.actor_hidden)
+        needs["critic_hidden"] = 4.0 * copies * _weights(cfg.critic_hidden)
+    return needs
 
-    def given(field: str, default: int = 0) -> int:
-        return int(getattr(cfg, field, default) or default)
 
-    row = env.observation_bytes + 8 * given("lstm")
-    rows = given("unroll") or given("rows", 1)
-    environments = given("actors", 1) * given("envs_per_actor", 1)
-    item = given("burn_in") + given("length", given("unroll", 1)) + 1
-    copies = PARAMETER_COPIES * given("learners", 1) + given("actors", 1)
-    stepped = "unroll" if hasattr(cfg, "unroll") else "rows"
-    many = "actors" if given("actors", 1) > given("envs_per_actor", 1) else "envs_per_actor"
-    needs = {
-        many: environments * (ENVIRONMENT_BYTES + row),
-        stepped: environments * (rows + 1.0) * row,
-        "capacity": given("capacity") * env.observation_bytes * float(given("period", 1)),
-        "burn_in": given("batch", 1) * float(item) * row,
-        "lstm": 4.0 * copies * 4 * given("lstm") ** 2,
-    }
-    longer = "queue" if given("queue") >= given("unroll") else stepped
-    needs[longer] = needs.get(longer, 0.0) + given("queue") * (given("unroll") + 1.0) * row
-    for field in ("hidden", "actor_hidden", "critic_hidden"):
-        widths = (1, *(getattr(cfg, field, None) or ()))
-        needs[field] = 4.0 * copies * sum(one * other for one, other in itertools.pairwise(widths))
-    return {field: amount for field, amount in needs.items() if hasattr(cfg, field)}
+def _weights(widths: tuple[int, ...]) -> int:
+    return sum(one * other for one, other in itertools.pairwise((1, *widths)))

@@ -26,6 +26,7 @@ from shoal.experiment.tuning import advise_after
 from shoal.experiment.watching import Waited, learning_is_over, metrics_of, stop_reason, take_snapshot, user_error
 from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
+from shoal.options import Acting
 from shoal.program import Program, node_seed
 from shoal.runs import records, registry
 from shoal.runs.directory import CHECKPOINTS, FILMS, RunDirectory
@@ -49,7 +50,7 @@ class Experiment:
         self,
         name: str,
         algorithm: Algorithm,
-        cfg: Any,
+        cfg: Acting,
         env: EnvSpec,
         options: RunOptions,
         started: float,
@@ -187,7 +188,7 @@ class Experiment:
     def _program(self, directory: RunDirectory) -> tuple[Program, dict[str, Any] | None, list[str]]:
         """The program, the states of all its nodes where it goes on exactly, and what the user should know of how it
         begins."""
-        program: Program = self.algorithm.program(self.cfg, self.env, self._settings(directory))
+        program = self.algorithm.program(self.cfg, self.env, self._settings(directory))
         if self.restored is not None:
             self.restored.start(program)
         unsaved = unsaved_note(program, self.options.runtime) if self.options.checkpoint_replay else None
@@ -411,7 +412,7 @@ class Experiment:
             run_dir=str(directory.path),
             stopped_by=stopped_by,
             target=options.stop_return,
-            preset=getattr(self.cfg, "preset", config.NO_PRESET),
+            preset=self.cfg.preset,
             trained_steps=progress.count("trained_steps"),
             refused_updates=progress.count("refused_updates"),
             first_update_seconds=self._first_update_seconds(),

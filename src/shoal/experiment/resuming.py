@@ -16,6 +16,7 @@ from shoal.checkpoints.store import MANIFEST
 from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment.replay_saves import REPLAY, check_saves
+from shoal.options import Acting
 from shoal.runs import directory, ended_weights, records, registry, sinks
 from shoal.runs.ended_weights import EndedWeights
 from shoal.runs.options import RunOptions
@@ -54,7 +55,7 @@ class Plan:
 
     name: str
     algorithm: Algorithm
-    cfg: Any
+    cfg: Acting
     options: RunOptions
     resumed: Resumed
 

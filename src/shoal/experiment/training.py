@@ -17,12 +17,13 @@ from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callback, Callbacks
 from shoal.experiment.resuming import finished, plan
+from shoal.options import Acting
 from shoal.runs import directory, registry
 from shoal.runs.options import Result, RunOptions
 
 
 def train(
-    cfg: Any,
+    cfg: Acting | str | os.PathLike[str],
     *,
     quiet: bool = False,
     on_progress: Callback | None = None,
@@ -48,7 +49,9 @@ def train(
     for name in options:
         if name not in known:
             raise UserError(f"train() has no option {name!r}.{config.did_you_mean(name, known)}")
-    begun = begin(registry.of_config(cfg)[0], cfg, options, started)
+    name, _ = registry.of_config(cfg)
+    assert isinstance(cfg, Acting)  # all else was refused
+    begun = begin(name, cfg, options, started)
     if isinstance(begun, Result):
         return begun
     return _finish(begun, quiet, Callbacks(on_progress, on_evaluation, on_checkpoint))
@@ -83,7 +86,7 @@ def resume(
     return _finish(go_on(path, options, values, started), quiet, Callbacks(on_progress, on_evaluation, on_checkpoint))
 
 
-def begin(name: str, cfg: Any, options: Mapping[str, Any], started: float) -> Experiment | Result:
+def begin(name: str, cfg: Acting, options: Mapping[str, Any], started: float) -> Experiment | Result:
     """The run of an algorithm with a config as it was given, and options as they were given, which began to be started
     at `started`. With `resume="auto"` it is the one in its run directory, if there is one: that goes on, or, where it
     has ended and is asked for nothing more, is what it came to."""
@@ -99,14 +102,16 @@ def begin(name: str, cfg: Any, options: Mapping[str, Any], started: float) -> Ex
     return Experiment(name, algorithm, config.apply_preset(cfg, algorithm.PRESETS, env.kind), env, chosen, started)
 
 
-def _begun_before(path: Path, name: str, cfg: Any, options: Mapping[str, Any], started: float) -> Experiment | Result:
+def _begun_before(
+    path: Path, name: str, cfg: Acting, options: Mapping[str, Any], started: float
+) -> Experiment | Result:
     recorded = directory.read_config(path)["algorithm"]
     if registry.lasting_name(name) != recorded:
         raise UserError(f"{path} is a run of {registry.short_name(recorded)}, not of {name}: give another --run-dir.")
     changes = {key: value for key, value in options.items() if key not in ("resume", "run_dir")}
     if (ended := finished(path, changes)) is not None:
         return Result.of_summary(ended, path)
-    return go_on(path, changes, {field: getattr(cfg, field) for field in config.given(cfg)}, started)
+    return go_on(path, changes, {field: config.values(cfg)[field] for field in config.given(cfg)}, started)
 
 
 def go_on(path: Path, options: Mapping[str, Any], values: Mapping[str, Any], started: float) -> Experiment:

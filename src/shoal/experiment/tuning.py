@@ -10,9 +10,24 @@ from typing import Any
 
 import torch
 
-from shoal.config import option
 from shoal.envs import EnvSpec
 from shoal.experiment.progress import WAITS, Progress, Times, by_role
+from shoal.options import (
+    Acting,
+    ActorAndCritics,
+    CentralInference,
+    DuelingNetwork,
+    Experience,
+    GradientService,
+    Learning,
+    Network,
+    PolicyAndValue,
+    Proximal,
+    RecurrentDuelingNetwork,
+    Rollouts,
+    Sequences,
+    Unrolls,
+)
 from shoal.types import Role
 
 ALL_WAIT = 0.4  # of every node's time: then none of them is the cause
@@ -44,7 +59,7 @@ class Ran:
     """What there is to judge by."""
 
     times: Times
-    cfg: Any
+    cfg: Acting
     runtime: str = "local"
     updates_per_second: float = 0.0
     cores: int = 0  # 0: this machine's
@@ -62,18 +77,22 @@ class Ran:
     @property
     def large(self) -> bool:
         """Whether arithmetic counts more for the network than what calls cost; one's own is taken for such."""
-        widths = [*(self.get("hidden") or ()), *(self.get("critic_hidden") or ()), self.get("lstm") or 0]
-        return self.get("network") is not None or max(widths) >= WIDE
-
-    def get(self, field: str) -> Any:
-        return getattr(self.cfg, field, None)
-
-    def times_two(self, field: str, why: str) -> Advice:
-        now = int(self.get(field))
-        return Advice(option(field), 2 * now, now, why)
+        cfg = self.cfg
+        own = isinstance(cfg, Network) and cfg.network is not None
+        widths = cfg.critic_hidden if isinstance(cfg, ActorAndCritics) else hidden(cfg)
+        lstm = cfg.lstm if isinstance(cfg, PolicyAndValue | RecurrentDuelingNetwork) else 0
+        return own or max(*widths, lstm, 0) >= WIDE
 
 
-def advise_after(progress: Progress, cfg: Any, env: EnvSpec, runtime: str) -> str | None:
+def hidden(cfg: Acting) -> tuple[int, ...]:
+    return cfg.hidden if isinstance(cfg, PolicyAndValue | DuelingNetwork) else ()
+
+
+def twice(setting: str, now: int, why: str) -> Advice:
+    return Advice(setting, 2 * now, now, why)
+
+
+def advise_after(progress: Progress, cfg: Acting, env: EnvSpec, runtime: str) -> str | None:
     """What is said at the end of a run."""
     seconds = progress.train_seconds
     ran = Ran(
@@ -122,7 +141,7 @@ def _synchronous(roles: Mapping[str, Mapping[str, float]]) -> bool:
 
 
 def _environment(ran: Ran) -> Advice | None:
-    if ran.env_waits and ran.get("vectorizer") == "auto" and (ran.get("envs_per_actor") or 1) > 1:
+    if ran.env_waits and ran.cfg.vectorizer == "auto" and ran.cfg.envs_per_actor > 1:
         return Advice("--vectorizer", "async", "sync", "a step of the environment mostly waits: let them wait together")
     if ran.free >= FREE:
         return _more_actors(ran, "environments are the slow part, and cores are idle")
@@ -137,16 +156,17 @@ def _environment(ran: Ran) -> Advice | None:
 
 
 def _inference(ran: Ran, role: str) -> Advice | None:
-    if ran.gpu and ran.get("acting_device") == "cpu":
+    cfg = ran.cfg
+    if ran.gpu and cfg.acting_device == "cpu":
         return Advice("--acting-device", "cuda", "cpu", "the policy's network is the slow part")
     if role == Role.INFERENCE:
-        if (ran.get("inference_servers") or 1) < (ran.get("actors") or 1) and ran.free >= FREE:
-            return ran.times_two("inference_servers", "the inference server is the slow part, and cores are idle")
+        servers = cfg.inference_servers if isinstance(cfg, CentralInference) else 1
+        if servers < cfg.actors and ran.free >= FREE:
+            return twice("--inference-servers", servers, "the inference server is the slow part, and cores are idle")
         return _smaller_network(ran, "the inference server is the slow part")
-    if (ran.get("envs_per_actor") or FEW) < FEW:
-        return ran.times_two(
-            "envs_per_actor", "the policy's network is the slow part: a larger batch costs it little more"
-        )
+    if cfg.envs_per_actor < FEW:
+        why = "the policy's network is the slow part: a larger batch costs it little more"
+        return twice("--envs-per-actor", cfg.envs_per_actor, why)
     if ran.free >= FREE:
         return _more_actors(ran, "the policy's network is the slow part, and cores are idle")
     return _smaller_network(ran, "the policy's network is the slow part, and all cores are used")
@@ -154,28 +174,29 @@ def _inference(ran: Ran, role: str) -> Advice | None:
 
 def _learning(ran: Ran) -> Advice | None:
     seconds = 1.0 / ran.updates_per_second if ran.updates_per_second else 0.0
-    if ran.gpu and ran.get("device") == "cpu":
+    cfg = ran.cfg
+    if ran.gpu and isinstance(cfg, Learning) and cfg.device == "cpu":
         return Advice("--device", "cuda", "cpu", "the learner is the slow part")
-    batch, epochs = ran.get("batch"), int(ran.get("epochs") or 1)
-    if batch and batch < MANY and 0.0 < seconds < QUICK:
-        return _larger_batch(ran, f"an update takes {seconds * 1e3:.1f} ms, of which much is the same for any batch")
-    rows = (batch or MANY) * (ran.get("unroll") or ran.get("length") or 1)
-    if rows <= ROWS and not ran.large and not ran.get("samples_per_insert"):
-        return _larger_batch(ran, f"an update learns from {rows:,} steps: much of it is the same for any batch")
+    epochs, minibatches = (cfg.epochs, cfg.minibatches) if isinstance(cfg, Proximal) else (1, 1)
+    ratio = cfg.samples_per_insert if isinstance(cfg, Experience) else 0.0
+    if isinstance(cfg, Rollouts | Experience):
+        if cfg.batch < MANY and 0.0 < seconds < QUICK:
+            return _larger_batch(
+                cfg, f"an update takes {seconds * 1e3:.1f} ms, of which much is the same for any batch"
+            )
+        steps = cfg.unroll if isinstance(cfg, Unrolls) else cfg.length if isinstance(cfg, Sequences) else 1
+        rows = cfg.batch * steps
+        if rows <= ROWS and not ran.large and not ratio:
+            return _larger_batch(cfg, f"an update learns from {rows:,} steps: much of it is the same for any batch")
     if epochs > PASSES:
         return _fewer_passes(epochs)
-    if ran.free >= FREE and ran.get("learner_threads") is not None and ran.large:
-        cores = max(2, int(ran.get("learner_threads") + ran.free + 0.5))
-        return Advice(
-            "--learner-threads", cores, ran.get("learner_threads"), "the learner is the slow part, and cores are idle"
-        )
-    if (ran.get("minibatches") or 1) > 1 and not ran.large:
-        now = int(ran.get("minibatches"))
-        return Advice(
-            "--minibatches", now // 2, now, "the learner is the slow part: fewer and larger steps cost it less"
-        )
-    if ran.get("samples_per_insert"):
-        ratio = float(ran.get("samples_per_insert"))
+    if ran.free >= FREE and isinstance(cfg, Learning) and ran.large:
+        now, cores = cfg.learner_threads, max(2, int(cfg.learner_threads + ran.free + 0.5))
+        return Advice("--learner-threads", cores, now, "the learner is the slow part, and cores are idle")
+    if minibatches > 1 and not ran.large:
+        why = "the learner is the slow part: fewer and larger steps cost it less"
+        return Advice("--minibatches", minibatches // 2, minibatches, why)
+    if ratio:
         return Advice(
             "--samples-per-insert",
             f"{ratio / 2:g}",
@@ -187,12 +208,11 @@ def _learning(ran: Ran) -> Advice | None:
     return _smaller_network(ran, "the learner is the slow part, and all cores are used")
 
 
-def _larger_batch(ran: Ran, why: str) -> Advice:
+def _larger_batch(cfg: Rollouts | Experience, why: str) -> Advice:
     """With the queue that it needs, where it would not fit."""
-    now = int(ran.get("batch"))
-    queue = ran.get("queue")
-    value = 2 * now if queue is None or queue >= 2 * now else f"{2 * now} --queue {2 * now}"
-    return Advice("--batch", value, now, why)
+    now = cfg.batch
+    small = isinstance(cfg, Rollouts) and cfg.queue < 2 * now
+    return Advice("--batch", f"{2 * now} --queue {2 * now}" if small else 2 * now, now, why)
 
 
 def _fewer_passes(now: int) -> Advice:
@@ -200,44 +220,51 @@ def _fewer_passes(now: int) -> Advice:
 
 
 def _publishing(ran: Ran) -> Advice | None:
-    now = ran.get("publish_every")
-    return None if now is None else Advice("--publish-every", 4 * now, now, "new weights are handed on too often")
+    if not isinstance(ran.cfg, Rollouts | Experience | GradientService):
+        return None
+    now = ran.cfg.publish_every
+    return Advice("--publish-every", 4 * now, now, "new weights are handed on too often")
 
 
 def _nobody(ran: Ran) -> Advice | None:
     """All wait for each other: what is between them is too narrow."""
-    if ran.get("inference") == "central":
-        return ran.times_two("actors", "actors and inference server wait for each other: more actors overlap")
-    if ran.get("shards") is not None:
-        actors = ran.get("actors") or 1
-        if ran.get("shards") < actors:
-            return ran.times_two("shards", "actors and learners both wait for the replay service")
-        if ran.get("samples_per_insert"):
-            return ran.times_two("rows", "actors and learners wait for each other at the limiter: send more at once")
-        return ran.times_two("rows", "actors and learners both wait for the replay service: fewer, larger messages")
-    if ran.get("queue") is not None:
-        return ran.times_two("queue", "actors and learner wait for each other at the queue: let more wait in it")
+    cfg = ran.cfg
+    if isinstance(cfg, CentralInference) and cfg.inference == "central":
+        return twice("--actors", cfg.actors, "actors and inference server wait for each other: more actors overlap")
+    if isinstance(cfg, Experience):
+        if cfg.shards < cfg.actors:
+            return twice("--shards", cfg.shards, "actors and learners both wait for the replay service")
+        if cfg.samples_per_insert:
+            return twice(
+                "--rows", cfg.rows, "actors and learners wait for each other at the limiter: send more at once"
+            )
+        return twice("--rows", cfg.rows, "actors and learners both wait for the replay service: fewer, larger messages")
+    if isinstance(cfg, Rollouts):
+        return twice("--queue", cfg.queue, "actors and learner wait for each other at the queue: let more wait in it")
     return None
 
 
 def _workers(ran: Ran, roles: Mapping[str, Mapping[str, float]]) -> Advice | None:
     """A3C: workers do everything; when they wait it is for the gradient service."""
+    cfg = ran.cfg
     if waiting(roles[Role.WORKER]) >= WAITS:
-        if (ran.get("actors") or 1) > 1 and ran.get("shards") is not None:
-            return ran.times_two("shards", "workers wait for the gradient service: divide its parameters")
-        return ran.times_two("unroll", "the worker waits for the gradient service: push larger gradients less often")
+        if cfg.actors > 1 and isinstance(cfg, GradientService):
+            return twice("--shards", cfg.shards, "workers wait for the gradient service: divide its parameters")
+        if isinstance(cfg, Unrolls):
+            why = "the worker waits for the gradient service: push larger gradients less often"
+            return twice("--unroll", cfg.unroll, why)
     return _more_actors(ran, "workers do all the work, and cores are idle") if ran.free >= FREE else None
 
 
 def _more_actors(ran: Ran, why: str) -> Advice:
-    now = int(ran.get("actors") or 1)
+    now = ran.cfg.actors
     return Advice("--actors", now + max(1, round(ran.free)), now, why)
 
 
 def _smaller_network(ran: Ran, why: str) -> Advice | None:
-    for field in ("hidden", "actor_hidden"):
-        widths = ran.get(field)
-        if widths and ran.get("network") is None and max(widths) >= WIDE:
-            half = " ".join(str(max(1, width // 2)) for width in widths)
-            return Advice(option(field), half, " ".join(map(str, widths)), why)
-    return None
+    control = isinstance(ran.cfg, ActorAndCritics)
+    widths = ran.cfg.actor_hidden if isinstance(ran.cfg, ActorAndCritics) else hidden(ran.cfg)
+    if not isinstance(ran.cfg, Network) or ran.cfg.network is not None or max(widths, default=0) < WIDE:
+        return None
+    half = " ".join(str(max(1, width // 2)) for width in widths)
+    return Advice("--actor-hidden" if control else "--hidden", half, " ".join(map(str, widths)), why)

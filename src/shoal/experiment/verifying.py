@@ -25,6 +25,7 @@ from shoal.experiment.bitwise import KINDS, Difference
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.training import go_on
 from shoal.loops.wiring import Settings
+from shoal.options import Acting
 from shoal.program import Program
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm, short_name
@@ -53,7 +54,7 @@ class Verdict:
 def verify(
     name: str,
     algorithm: Algorithm,
-    cfg: Any,
+    cfg: Acting,
     env: EnvSpec,
     *,
     updates: int,
@@ -61,7 +62,7 @@ def verify(
     say: Callable[[str], None] = lambda text: None,
 ) -> Verdict:
     """Train `2 * updates` straight, and `updates`, SIGKILL, resume, `updates`; compare everything that is left."""
-    program: Program = algorithm.program(cfg, env, Settings(max_updates=2 * updates))
+    program = algorithm.program(cfg, env, Settings(max_updates=2 * updates))
     if lacking := exact.gives_no_state(program):
         raise UserError(
             f"What {', '.join(lacking)} holds cannot be saved, so that this run cannot be compared: verify it with one "

@@ -40,29 +40,29 @@ C = TypeVar("C", bound=Acting)
 Off = TypeVar("Off", bound=OffPolicy)
 On = TypeVar("On", bound=OnPolicy)
 G = TypeVar("G")
-AnyConfig = TypeVar("AnyConfig", bound=Acting, contravariant=True)
+Taken = TypeVar("Taken", bound=Acting, contravariant=True)
 
 
-class MakePolicy(Protocol[AnyConfig]):
+class MakePolicy(Protocol[Taken]):
     """A page's factory of what acts."""
 
-    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int, greedy: bool = False) -> Policy: ...
+    def __call__(self, cfg: Taken, env: EnvSpec, /, seed: int, greedy: bool = False) -> Policy: ...
 
 
-class MakeLearner(Protocol[AnyConfig]):
+class MakeLearner(Protocol[Taken]):
     """A page's learner."""
 
-    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int, peers: Peers = ...) -> Learner: ...
+    def __call__(self, cfg: Taken, env: EnvSpec, /, seed: int, peers: Peers = ...) -> Learner: ...
 
 
-class MakeWorker(Protocol[AnyConfig]):
+class MakeWorker(Protocol[Taken]):
     """A page's learner that acts with the weights which it trains."""
 
-    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int, servers: Sequence[GradientServer]) -> Worker: ...
+    def __call__(self, cfg: Taken, env: EnvSpec, /, seed: int, servers: Sequence[GradientServer]) -> Worker: ...
 
 
-class MakeNetwork(Protocol[AnyConfig]):
-    def __call__(self, cfg: AnyConfig, env: EnvSpec, /, seed: int) -> nn.Module: ...
+class MakeNetwork(Protocol[Taken]):
+    def __call__(self, cfg: Taken, env: EnvSpec, /, seed: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, kw_only=True)

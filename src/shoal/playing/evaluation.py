@@ -19,6 +19,7 @@ from shoal.experiment.environments import describe_env
 from shoal.factories import name_of
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.evaluator import evaluate as play
+from shoal.options import Acting
 from shoal.playing.policy import TrainedPolicy, load
 from shoal.runs import directory, records
 
@@ -115,7 +116,7 @@ def environment_config(
     return dataclasses.replace(policy.config, **changes) if changes else policy.config
 
 
-def checked_spec(policy: TrainedPolicy, cfg: Any) -> envs.EnvSpec:
+def checked_spec(policy: TrainedPolicy, cfg: Acting) -> envs.EnvSpec:
     """The environment's description, whose spaces are those that the policy was trained on."""
     spec = describe_env(cfg)
     for what, found, trained in (

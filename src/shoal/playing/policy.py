@@ -19,13 +19,14 @@ from gymnasium import Space, spaces
 
 from shoal.acting import PerEnvironment, Player, Policy
 from shoal.acting.policy import LAST_REWARD
-from shoal.config import Seed, validate
+from shoal.config import Seed, replace, validate
 from shoal.envs.check import image_stacks
 from shoal.envs.space_records import from_record
 from shoal.envs.vector import action_converter
 from shoal.errors import UserError
 from shoal.experiment.checks import check_device
 from shoal.experiment.environments import describe_env
+from shoal.options import Acting, Learning
 from shoal.playing.observations import Observations
 from shoal.runs import directory, records, registry
 from shoal.runs.saved_weights import find_weights, load_checked
@@ -68,8 +69,9 @@ def load(
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
     name, algorithm, cfg = records.rebuild(found.run, given, unneeded=(*records.OF_ENVIRONMENT, *records.NOT_PLAYED))
     env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
-    played = {"acting_device": device, "precision": "float32"}  # the precision is the learners', of their machine
-    cfg = dataclasses.replace(cfg, **{name: value for name, value in played.items() if hasattr(cfg, name)})
+    cfg = dataclasses.replace(cfg, acting_device=device)
+    if isinstance(cfg, Learning):
+        cfg = replace(cfg, precision="float32")  # theirs is the learners', of their machine
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     made = {explore: algorithm.make_policy(cfg, env, seed, greedy=not explore) for explore in (False, True)}
     for policy in made.values():
@@ -206,7 +208,7 @@ def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:
         raise UserError(f"{run / directory.CONFIG} is damaged: its spaces cannot be read.") from None
 
 
-def _spaces_of_environment(run: Path, cfg: Any) -> Description:
+def _spaces_of_environment(run: Path, cfg: Acting) -> Description:
     records.refuse_lost(run, records.OF_ENVIRONMENT)
     spec = describe_env(cfg)
     native = spec.native_action_space or spec.action_space

@@ -16,6 +16,7 @@ from shoal.envs import EnvSpec
 from shoal.envs.space_records import to_record
 from shoal.errors import UserError
 from shoal.factories import folder_of, importable_name, look_in, name_of
+from shoal.options import Acting
 from shoal.runs import directory, registry
 from shoal.runs.registry import Algorithm
 
@@ -23,10 +24,10 @@ NOT_PLAYED = ("pattern",)  # fields that only training needs
 OF_ENVIRONMENT = ("env", "env_options", "eval_env_options")  # fields that only who plays needs
 
 
-def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str, Any]:
+def record_of(algorithm: str, cfg: Acting, env: EnvSpec, options: Any) -> dict[str, Any]:
     """Functions and classes are recorded by name, and with them the folders in which their modules were found. With the
     spaces a policy can be rebuilt where the environment is not installed."""
-    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
+    values = config.values(cfg)
     named = {name: recorded_value(value) for name, value in values.items() if callable(value)}
     strings = [value for value in (values | named).values() if isinstance(value, str)]
     modules = [value.partition(":")[0] for value in strings if ":" in value]
@@ -36,7 +37,7 @@ def record_of(algorithm: str, cfg: Any, env: EnvSpec, options: Any) -> dict[str,
         "algorithm": registry.lasting_name(algorithm),
         "env": name_of(cfg.env),
         "seed": options.seed,
-        "preset": values.get("preset", config.NO_PRESET),
+        "preset": cfg.preset,
         "kind": env.kind,
         "spaces": {
             "observation": to_record(env.observation_space),
@@ -68,10 +69,9 @@ def _recorded_part(value: Any) -> Any:
     return type(value)(map(_recorded_part, value)) if type(value) in (list, tuple) else value
 
 
-def lost_fields(cfg: Any) -> list[str]:
+def lost_fields(cfg: Acting) -> list[str]:
     """Fields whose functions or classes cannot be found again by name, and options that no file can hold."""
-    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-    return [name for name, value in values.items() if _is_lost(value)]
+    return [name for name, value in config.values(cfg).items() if _is_lost(value)]
 
 
 def _is_lost(value: Any) -> bool:
@@ -89,10 +89,10 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def lost_note(cfg: Any) -> str | None:
+def lost_note(cfg: Acting) -> str | None:
     """What the user should know at the start of a run that cannot be rebuilt from its directory alone."""
-    lost = lost_fields(cfg)
-    tables = [name for name in lost if isinstance(getattr(cfg, name), Mapping)]
+    lost = {name: value for name, value in config.values(cfg).items() if _is_lost(value)}
+    tables = [name for name, value in lost.items() if isinstance(value, Mapping)]
     if tables:
         return (
             f"{' and '.join(tables)} {'hold' if len(tables) > 1 else 'holds'} what no file can hold: to go on with "
@@ -100,7 +100,7 @@ def lost_note(cfg: Any) -> str | None:
         )
     if not lost:
         return None
-    which = " and ".join(f"{name} {name_of(getattr(cfg, name))}" for name in lost)
+    which = " and ".join(f"{name} {name_of(value)}" for name, value in lost.items())
     options = " ".join(f"{config.option(name)} module:factory" for name in lost if name not in NOT_PLAYED)
     them = "it" if len(lost) == 1 else "them"
     return (
@@ -109,7 +109,7 @@ def lost_note(cfg: Any) -> str | None:
     )
 
 
-def rebuild(path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = ()) -> tuple[str, Algorithm, Any]:
+def rebuild(path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = ()) -> tuple[str, Algorithm, Acting]:
     """The algorithm's name, its module and its config out of a run directory, with values that are `given` now. Fields
     that are `unneeded` may be names of what cannot be found."""
     record = directory.read_config(path)

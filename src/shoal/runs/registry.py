@@ -11,22 +11,30 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import shoal.algorithms
 from shoal.config import did_you_mean
 from shoal.errors import UserError
 from shoal.factories import load_module
+from shoal.options import Acting
+
+if TYPE_CHECKING:  # which would take seconds to import
+    from shoal.acting import Policy
+    from shoal.envs import EnvSpec
+    from shoal.loops.wiring import Settings
+    from shoal.nets.building import Spaces
+    from shoal.program import Program
 
 
 class Algorithm(Protocol):
     """What a file of `shoal.algorithms` holds. The first line of its docstring describes it."""
 
-    Config: type[Any]
+    Config: type[Acting]
     PRESETS: Mapping[str, Mapping[str, Any]]  # by kind of environment
 
-    def make_policy(self, cfg: Any, env_spec: Any, seed: int, greedy: bool = False) -> Any: ...
-    def program(self, cfg: Any, env_spec: Any, settings: Any) -> Any: ...
+    def make_policy(self, cfg: Acting, env: Spaces, seed: int, greedy: bool = False) -> Policy: ...
+    def program(self, cfg: Acting, env: EnvSpec, settings: Settings) -> Program: ...
 
 
 def names() -> list[str]:
@@ -80,10 +88,9 @@ def _checked(module: ModuleType, name: str) -> Algorithm:
     start = "start from a copy of algorithms/impala.py."
     if missing:
         raise UserError(f"{name} is not an algorithm, it lacks {', '.join(missing)}: {start}")
-    fields = dataclasses.fields(module.Config) if dataclasses.is_dataclass(module.Config) else ()
-    names = [field.name for field in fields]
-    if "env" not in names:
-        raise UserError(f"{name} is not an algorithm, its Config is no dataclass with a field 'env': {start}")
+    if not (isinstance(module.Config, type) and issubclass(module.Config, Acting)):
+        raise UserError(f"{name} is not an algorithm, its Config is not composed of shoal.options.Acting: {start}")
+    names = [field.name for field in dataclasses.fields(module.Config)]
     if not isinstance(module.PRESETS, Mapping):
         raise UserError(f"{name} is not an algorithm, its PRESETS are no dictionary by kind of environment: {start}")
     for kind, preset in module.PRESETS.items():
@@ -93,9 +100,9 @@ def _checked(module: ModuleType, name: str) -> Algorithm:
     return cast(Algorithm, module)
 
 
-def of_config(config: Any) -> tuple[str, Algorithm]:
+def of_config(config: object) -> tuple[str, Algorithm]:
     """The name and the module of the algorithm a config belongs to: where its class is defined."""
-    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+    if not isinstance(config, Acting):
         shown = f"the class {config.__qualname__}" if isinstance(config, type) else repr(config)
         raise UserError(
             f"train() needs an algorithm's config, such as impala.Config(), or a file's name that ends in .toml, and "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -132,3 +132,19 @@ def test_a_good_config_passes() -> None:
 def test_a_config_comes_back_from_its_record() -> None:
     record = {"batch": 8, "hidden": [32, 16], "of a later version": 1}
     assert config.from_record(Config, record) == Config(batch=8, hidden=(32, 16))
+
+
+def test_a_small_config_has_enough_of_everything_for_a_trial() -> None:
+    @config.config()
+    class Amounts:
+        many: Annotated[config.Count, config.Enough(4)] = 64
+        ratio: Annotated[config.Amount, config.Enough(0.0)] = 2.0
+        few: Annotated[config.Count, config.Enough(8)] = 3
+        rate: config.Amount = 0.5
+
+    @config.config()
+    class Page(Amounts):
+        many: config.Count = 32  # of its own, for another default or another text
+
+    made = config.small(Page())
+    assert (made.many, made.ratio, made.few, made.rate) == (4, 0.0, 3, 0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,7 @@ def test_without_a_threshold_a_stop_is_suggested_and_the_command_can_be_pasted()
 
 
 def test_a_support_is_too_small_only_when_returns_reach_beyond_its_farther_end() -> None:
-    cfg = SimpleNamespace(critic="categorical", support_low=-10.0, support_high=100.0, reward_scale=0.5, gamma=0.9)
+    cfg = d4pg.Config(support_low=-10.0, support_high=100.0, reward_scale=0.5, gamma=0.9)
     assert _support(cfg, {"reward_mean": 19.0}) == ({}, ""), "95 at the most"
     changes, reason = _support(cfg, {"reward_mean": 22.0})
     assert changes == {"critic": "quantile"}
