@@ -59,8 +59,9 @@ def evaluate(
 ) -> Evaluation:
     """Greedy, fresh episodes of a policy or a run; the seed is drawn anew when none is given.
 
-    Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function.
-    `env_options` take the place of those that the environment had. `tell` hears of it where it takes long.
+    Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function, which
+    gets none of the run's options. `env_options` take the place of those that the environment had. `tell` hears of it
+    where it takes long.
     """
     validate(_Asked(episodes, seed))
     if not isinstance(source, TrainedPolicy):
@@ -109,9 +110,11 @@ def _never_giving_up(tell: Callable[[str], None], environments: int) -> Callable
 def environment_config(
     policy: TrainedPolicy, env: Environment | None, env_options: dict[str, Any] | None = None
 ) -> Any:
-    """The policy's config with the environment in which it is to play."""
+    """The policy's config with the environment in which it is to play. The run's options are those of its own."""
     given: dict[str, Any] = {"env": env, "env_options": env_options}
     changes = {name: value for name, value in given.items() if value is not None}
+    if env is not None and records.recorded_value(env) != records.recorded_value(policy.config.env):
+        changes = dict.fromkeys(records.OF_ENVIRONMENT) | changes
     records.refuse_lost(policy.run, [name for name in records.OF_ENVIRONMENT if name not in changes])
     return dataclasses.replace(policy.config, **changes) if changes else policy.config
 

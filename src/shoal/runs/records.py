@@ -148,5 +148,5 @@ def _lost_sentence(path: Path, record: Mapping[str, Any], field: str) -> str:
         )
     return (
         f"The {field} of {path}, {record['config'].get(field)}, was not in a module and cannot be imported: "
-        f"put it into one and give {config.option(field)} module:factory."
+        f"give it again, in Python as {field}=…, or put it into one and give {config.option(field)} module:factory."
     )

@@ -14,8 +14,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from tests.saved_runs import saved_run
+from tests.unit.playing import export_cases
 
 import shoal
 from shoal import envs
@@ -232,6 +234,44 @@ assert children == "", children
     with pytest.raises(UserError, match="there is no module 'gone'"):
         shoal.evaluate(run, episodes=1)
     assert shoal.evaluate(run, episodes=2, env="CartPole-v1").env == "CartPole-v1"
+
+
+class Stretched(Nested):
+    """Takes an option; the run was trained with it."""
+
+    def __init__(self, stretch: float = 1.0) -> None:
+        self.stretch = stretch
+
+
+class Plain(Nested):
+    """Takes none."""
+
+
+def test_another_environment_gets_none_of_the_runs_options(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", env=Stretched, env_options={"stretch": 2.0})
+    assert shoal.evaluate(run, episodes=1, env=Plain).env == "Plain"
+    assert shoal.evaluate(run, episodes=1, env=Plain, env_options={}).env == "Plain"
+    made: list[float] = []
+
+    def watched(stretch: float = 1.0) -> Nested:
+        made.append(stretch)
+        return Stretched(stretch)
+
+    lost = saved_run(tmp_path / "lost", env=watched, env_options={"stretch": 2.0})
+    made.clear()
+    shoal.evaluate(lost, episodes=1, env=watched)
+    assert set(made) == {2.0}, "the run's own, given again, has its options"
+
+
+def test_a_network_that_is_lost_is_asked_for_in_the_words_of_whoever_asks(tmp_path: Path) -> None:
+    def lost(observation_space: Any, action_space: Any) -> torch.nn.Module:
+        return export_cases.own(observation_space, action_space)
+
+    run = saved_run(tmp_path / "run", network=lost)
+    for call in (shoal.load, shoal.evaluate):
+        with pytest.raises(UserError, match=r"give it again, in Python as network=…, or .* --network module:factory"):
+            call(run)
+    assert shoal.load(run, network=lost).algorithm == "impala"
 
 
 def test_threads_with_copies_do_not_disturb_each_other(tmp_path: Path) -> None:
