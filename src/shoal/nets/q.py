@@ -38,10 +38,11 @@ class DuelingHead(nn.Module):
         self.advantage = orthogonal(nn.Linear(stream or inputs, actions * (quantiles or 1)), HEAD_GAIN)
 
     def forward(self, features: Tensor) -> Tensor:
-        if self.streams is None:
+        if self.streams is None and type(self.value) is type(self.advantage) is nn.Linear:  # not a noisy layer, say
             q = self._folded(features)
         else:
-            for_value, for_advantage = self.streams(features).chunk(2, dim=-1)
+            parts = (features, features) if self.streams is None else self.streams(features).chunk(2, dim=-1)
+            for_value, for_advantage = parts
             advantage = self.advantage(for_advantage).unflatten(1, (self.actions, -1))
             q = self.value(for_value).unsqueeze(1) + advantage - advantage.mean(1, keepdim=True)
         values: Tensor = q if self.quantiles else q.squeeze(-1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shoal import tree
 from shoal.errors import UserError
 from shoal.factories import Factory, load_factory, name_of
+from shoal.functional.arrays import zero_where
 from shoal.nets.actor_critic import State
 
 
@@ -48,8 +49,7 @@ def step_through(module: nn.Module, inputs: tuple[Any, ...], state: State, first
     outputs, each [T, B, ...], and the state after them."""
     rows = []
     for t, begins in enumerate(first):
-        state = {key: x.masked_fill(begins.view(-1, *[1] * (x.dim() - 1)), 0) for key, x in state.items()}
-        *row, state = module(*tree.map(lambda x, t=t: x[t], inputs), state)
+        *row, state = module(*tree.map(lambda x, t=t: x[t], inputs), zero_where(begins, state))
         rows.append(row)
     return [torch.stack(outputs) for outputs in zip(*rows)], state
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from network_options import NetworkOptions, SpacePair
 from shoal import tree
@@ -110,6 +110,25 @@ def test_a_dueling_head_gives_value_plus_centred_advantages(quantiles: int, stre
     for action in range(3):
         expected = value + advantage[:, action] - advantage.mean(1)
         torch.testing.assert_close(q[:, action].reshape(expected.shape), expected)
+
+
+class Doubled(nn.Linear):
+    """Of a linear layer's weights it makes something else, as a noisy layer does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("stream", [0, 8])
+def test_layers_that_somebody_puts_into_a_head_are_asked_themselves(stream: int) -> None:
+    head = DuelingHead(6, 3, stream=stream, activation="relu")
+    features = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    before = head(features)
+    for name in ("value", "advantage"):
+        doubled = Doubled(stream or 6, 1 if name == "value" else 3)
+        doubled.load_state_dict(getattr(head, name).state_dict())
+        setattr(head, name, doubled)
+    torch.testing.assert_close(head(features), 2 * before)
 
 
 @pytest.mark.parametrize("space", [VECTOR, NESTED, spaces.Box(0, 255, (84, 84, 4), np.uint8)])
