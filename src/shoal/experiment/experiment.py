@@ -1,10 +1,12 @@
-"""One run, from a finished config to a complete run directory: start the program, watch it, stop it by the rule."""
+"""One run, from a finished config to a complete run directory: what is run, and one life of it, which is watched and
+stopped by the rule."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from shoal import __version__, config
@@ -44,7 +46,7 @@ WITHOUT_UPDATE = 30.0  # seconds of training after which the user is told why th
 
 
 class Experiment:
-    """One run, from a finished config to a complete run directory."""
+    """What is run: an algorithm's finished config, its environment, the options, and where it goes on, if it does."""
 
     def __init__(
         self,
@@ -60,19 +62,9 @@ class Experiment:
         self.threshold = options.with_threshold(env.reward_threshold) is not options
         self.options = options.with_threshold(env.reward_threshold)
         self.started = started  # on the monotonic clock
-        self.progress = Progress(
-            target=self.options.stop_return, stops=self.options.stops(), environments=cfg.actors * cfg.envs_per_actor
-        )
-        self.first_update: float | None = None
-        self.notes = 0  # that were told
-        self.told_waiting = self.told_losses = False
-        self.next_look = 0.0  # at what is waited for, in seconds of the run
         self.callbacks = Callbacks()
         self.resumed = resumed
         self.on_saved: Callable[[int], None] = lambda updates: None  # told of every checkpoint: its updates
-        if resumed is not None and resumed.meta:
-            self.progress.go_on(resumed.meta)
-            self.notes = len(resumed.parts["metrics"]["notes"])
         policy = prepare(algorithm, cfg, env, self.options)
         self.restored = None
         if resumed is not None and "weights" in resumed.parts:
@@ -87,7 +79,7 @@ class Experiment:
         """The result, and what broke the run if something did."""
         directory, lock = self._open(display)
         try:
-            return self._run(directory, display)
+            return RunningExperiment(self, directory, display).live()
         finally:
             lock.release()
 
@@ -102,78 +94,8 @@ class Experiment:
         lock.acquire()
         return directory, lock
 
-    def _discard(self, directory: RunDirectory) -> None:
-        """What did not even start leaves nothing; what goes on leaves what it had."""
-        if self.resumed is None:
-            directory.discard()
-        else:
-            directory.close()
-
-    def _run(self, directory: RunDirectory, display: view.Display) -> tuple[Result, Exception | None]:
-        options = self.options
-        with Interrupts() as interrupts:
-            supervisor = Supervisor(
-                max_failures=options.max_failures,
-                hang_seconds=options.hang_seconds,
-                on_loss=lambda loss: self._lost(loss, directory, display),
-                on_hang=lambda hang: self._hung(hang, directory, display),
-                interrupted=lambda: interrupts.asked,
-            )
-            try:
-                program, states, told = self._program(directory)
-                display.begin([*self._begin_lines(directory), *told])
-                meta = {} if self.resumed is None else self.resumed.meta
-                self.reviving = Reviving(
-                    program, directory.path, meta.get(REPLAY, {}), lambda text: self._tell(text, directory, display)
-                )
-                self.reviving.attach(supervisor)
-                if self.resumed is None:
-                    directory.write_config(self._record())  # whoever is killed from now on can go on
-                given: dict[str, Any] = {"ray_address": options.ray_address, "states": states}
-                self.progress.take_roles(program)
-                run = launch(program, options.runtime, seed=self._seed(), supervisor=supervisor, **given)
-            except BaseException:
-                display.end()
-                self._discard(directory)
-                raise
-            with run:
-                interrupts.started = True
-                if self.resumed is not None:
-                    directory.go_on()
-                    directory.write_config(self._record())
-                listeners = self._listen(directory, display)
-                store = Checkpoints(directory.path / CHECKPOINTS, options.keep)
-                checkpointer = Checkpointer(store, run, program, options, display.note, self.reviving.saved)
-                checkpointer.on_saved = self.on_saved
-                try:
-                    stopped_by, failure = self._until_stopped(
-                        run, interrupts, directory, display, checkpointer, listeners
-                    )
-                    listeners.ending = True
-                    if failure is not None and not self._never_began(failure):
-                        display.note(f"{failure}; the run ends, and what it has learned is saved")  # takes seconds
-                    final = self._end(Ending(run, program, display.note), checkpointer, directory, display)
-                finally:
-                    listeners.close()
-                    display.end()
-            if failure is not None and self._never_began(failure):
-                self._discard(directory)
-                raise UserError(user_error(failure))
-            unsaved = self._save_weights(directory, final)
-            if unsaved is not None:
-                final = dataclasses.replace(final, weights={})
-            result = self._result(stopped_by, final, directory, supervisor)
-            self._save_summary(directory, result, failure or unsaved)
-            if failure is not None and (sentence := user_error(failure)) is not None:
-                raise UserError(sentence)
-            return result, failure or unsaved
-
-    def _never_began(self, failure: Exception) -> bool:
-        """Whether it was a mistake of the user's that showed before anything was learned."""
-        return user_error(failure) is not None and self.resumed is None and not self.progress.count("learner_steps")
-
-    def _settings(self, directory: RunDirectory) -> Settings:
-        options, folder = self.options, str((directory.path / FILMS).resolve())
+    def settings(self, run: Path) -> Settings:
+        options, folder = self.options, str((run / FILMS).resolve())
         filmed = FilmPlan(options.record_every, folder, options.record_format) if options.record_every else None
         return Settings(
             films=filmed,
@@ -185,10 +107,10 @@ class Experiment:
             frozen=options.freeze,
         )
 
-    def _program(self, directory: RunDirectory) -> tuple[Program, dict[str, Any] | None, list[str]]:
+    def program(self, run: Path) -> tuple[Program, dict[str, Any] | None, list[str]]:
         """The program, the states of all its nodes where it goes on exactly, and what the user should know of how it
         begins."""
-        program = self.algorithm.program(self.cfg, self.env, self._settings(directory))
+        program = self.algorithm.program(self.cfg, self.env, self.settings(run))
         if self.restored is not None:
             self.restored.start(program)
         unsaved = unsaved_note(program, self.options.runtime) if self.options.checkpoint_replay else None
@@ -203,116 +125,210 @@ class Experiment:
         lost = f"there are fewer actors than before: the open episodes of {unplaced} are lost"
         return program, None, [*told, *([lost] if unplaced else [])]
 
-    def _seed(self) -> int:
+    def seed(self) -> int:
         """Another one in every life: what has no state to go on with must not repeat what it did."""
-        life = self._life()
+        life = self.life()
         return self.options.seed if life == 0 else node_seed(self.options.seed, "life", life)
 
-    def _life(self) -> int:
+    def life(self) -> int:
         """How many times the run has gone on."""
         return 0 if self.resumed is None else self.resumed.life
 
-    def _describe(self, directory: RunDirectory) -> dict[str, Any]:
+    def begin_lines(self, run: Path) -> list[str]:
+        options = self.options
+        own = " (the environment's own threshold)" if self.threshold else ""
+        lost = records.lost_note(self.cfg)
+        return [
+            f"{registry.short_name(self.name)} on {self.env.name} · {options.runtime} · seed {options.seed}",
+            config.preset_line(self.cfg, self.algorithm.PRESETS, self.env.kind),
+            f"{options.stop_line()}{own} · run directory {run}",
+            *([] if self.env.vectorizer_note is None else [self.env.vectorizer_note]),
+            *([f"note: {lost}"] if lost else []),
+            *([] if self.resumed is None else self.resumed.lines),
+            *([] if self.restored is None else self.restored.lines),
+        ]
+
+    def record(self) -> dict[str, Any]:
+        record = records.record_of(self.name, self.cfg, self.env, self.options)
+        return record | {"life": self.life()}
+
+
+class RunningExperiment:
+    """One life of a run: what is written down, shown, saved and told of while its program runs."""
+
+    program: Program
+    run: Run
+    reviving: Reviving
+    listeners: Listeners
+    checkpointer: Checkpointer
+
+    def __init__(self, experiment: Experiment, directory: RunDirectory, display: view.Display) -> None:
+        self.experiment, self.directory, self.display = experiment, directory, display
+        options, cfg, resumed = experiment.options, experiment.cfg, experiment.resumed
+        self.options, self.resumed = options, resumed
+        self.progress = Progress(
+            target=options.stop_return, stops=options.stops(), environments=cfg.actors * cfg.envs_per_actor
+        )
+        self.first_update: float | None = None
+        self.notes = 0  # that were told
+        self.told_waiting = self.told_losses = False
+        self.next_look = 0.0  # at what is waited for, in seconds of the run
+        if resumed is not None and resumed.meta:
+            self.progress.go_on(resumed.meta)
+            self.notes = len(resumed.parts["metrics"]["notes"])
+        self.interrupts = Interrupts()
+        self.supervisor = Supervisor(
+            max_failures=options.max_failures,
+            hang_seconds=options.hang_seconds,
+            on_loss=self._lost,
+            on_hang=self._hung,
+            interrupted=lambda: self.interrupts.asked,
+        )
+
+    def live(self) -> tuple[Result, Exception | None]:
+        """The result, and what broke the run if something did."""
+        with self.interrupts:
+            try:
+                self._launch()
+            except BaseException:
+                self.display.end()
+                self._discard()
+                raise
+            with self.run:
+                self._prepare_to_watch()
+                try:
+                    stopped_by, failure = self._until_stopped()
+                    self.listeners.ending = True
+                    if failure is not None and not self._never_began(failure):
+                        self.display.note(f"{failure}; the run ends, and what it has learned is saved")  # takes seconds
+                    final = self._end(Ending(self.run, self.program, self.display.note))
+                finally:
+                    self.listeners.close()
+                    self.display.end()
+            if failure is not None and self._never_began(failure):
+                self._discard()
+                raise UserError(user_error(failure))
+            unsaved = self._save_weights(final)
+            if unsaved is not None:
+                final = dataclasses.replace(final, weights={})
+            result = self._result(stopped_by, final)
+            self._save_summary(result, failure or unsaved)
+            if failure is not None and (sentence := user_error(failure)) is not None:
+                raise UserError(sentence)
+            return result, failure or unsaved
+
+    def _launch(self) -> None:
+        experiment, options, path = self.experiment, self.options, self.directory.path
+        self.program, states, told = experiment.program(path)
+        self.display.begin([*experiment.begin_lines(path), *told])
+        meta = {} if self.resumed is None else self.resumed.meta
+        self.reviving = Reviving(self.program, path, meta.get(REPLAY, {}), self._tell)
+        self.reviving.attach(self.supervisor)
+        if self.resumed is None:
+            self.directory.write_config(experiment.record())  # whoever is killed from now on can go on
+        given: dict[str, Any] = {"ray_address": options.ray_address, "states": states}
+        self.progress.take_roles(self.program)
+        self.run = launch(self.program, options.runtime, seed=experiment.seed(), supervisor=self.supervisor, **given)
+
+    def _prepare_to_watch(self) -> None:
+        self.interrupts.started = True
+        if self.resumed is not None:
+            self.directory.go_on()
+            self.directory.write_config(self.experiment.record())
+        self.listeners = self._listen()
+        store = Checkpoints(self.directory.path / CHECKPOINTS, self.options.keep)
+        self.checkpointer = Checkpointer(
+            store, self.run, self.program, self.options, self.display.note, self.reviving.saved
+        )
+        self.checkpointer.on_saved = self.experiment.on_saved
+
+    def _discard(self) -> None:
+        """What did not even start leaves nothing; what goes on leaves what it had."""
+        if self.resumed is None:
+            self.directory.discard()
+        else:
+            self.directory.close()
+
+    def _never_began(self, failure: Exception) -> bool:
+        """Whether it was a mistake of the user's that showed before anything was learned."""
+        return user_error(failure) is not None and self.resumed is None and not self.progress.count("learner_steps")
+
+    def _describe(self) -> dict[str, Any]:
         """What a checkpoint says of the run."""
         progress = self.progress
         return {
-            "algorithm": registry.short_name(self.name),
-            "env": self.env.name,
+            "algorithm": registry.short_name(self.experiment.name),
+            "env": self.experiment.env.name,
             "env_steps": progress.count("env_steps"),
             "seconds": progress.seconds,
             "evaluations": progress.evaluations,
             "evaluation": progress.evaluation,
             "best": progress.best,
-            "metrics_bytes": directory.offset(),
+            "metrics_bytes": self.directory.offset(),
             "shoal": __version__,
         }
 
     # ---- while it runs
 
-    def _until_stopped(
-        self,
-        run: Run,
-        interrupts: Interrupts,
-        directory: RunDirectory,
-        display: view.Display,
-        checkpointer: Checkpointer,
-        listeners: Listeners,
-    ) -> tuple[StoppedBy, Exception | None]:
+    def _until_stopped(self) -> tuple[StoppedBy, Exception | None]:
         try:
-            return self._watch(run, interrupts, directory, display, checkpointer, listeners), None
+            return self._watch(), None
         except KeyboardInterrupt:
             return "interrupt", None
         except Exception as error:
             # a signal to the whole group ends the nodes too: then their loss is no failure
-            return ("interrupt", None) if interrupts.asked else ("failure", error)
+            return ("interrupt", None) if self.interrupts.asked else ("failure", error)
 
-    def _watch(
-        self,
-        run: Run,
-        interrupts: Interrupts,
-        directory: RunDirectory,
-        display: view.Display,
-        checkpointer: Checkpointer,
-        listeners: Listeners,
-    ) -> StoppedBy:
-        metrics, waited, progress = metrics_of(run), Waited(run), self.progress
+    def _watch(self) -> StoppedBy:
+        metrics, waited, progress = metrics_of(self.run), Waited(self.run), self.progress
         begin, next_row = time.monotonic(), 0.0
-
-        def describe() -> dict[str, Any]:
-            return self._describe(directory)
-
         while True:
-            finished = learning_is_over(run)  # asked first: who has finished has reported everything
-            snapshot = take_snapshot(run, metrics, progress.evaluations)
+            finished = learning_is_over(self.run)  # asked first: who has finished has reported everything
+            snapshot = take_snapshot(self.run, metrics, progress.evaluations)
             elapsed = time.monotonic() - begin
             if snapshot is None:
                 progress.pass_time(elapsed)
             else:
-                self._take(snapshot, elapsed, run.supervisor, directory, display)
-            self._see_what_is_waited_for(waited, display)
-            reason = stop_reason(self.options, progress, finished, interrupts.asked)
+                self._take(snapshot, elapsed)
+            self._see_what_is_waited_for(waited)
+            reason = stop_reason(self.options, progress, finished, self.interrupts.asked)
             if progress.counts and progress.elapsed >= next_row:
                 next_row = progress.elapsed + ROW_EVERY
-                directory.write_row("progress", progress.row())
+                self.directory.write_row("progress", progress.row())
             now = progress.seconds if self.options.runtime == "inline" else elapsed
-            checkpointer.tick(now, progress.count("learner_steps"), progress.best, describe)
-            listeners.checkpoint(checkpointer.newest(), progress.count("learner_steps"))
-            reason = reason or ("callback" if listeners.stop else None)
-            display.update(progress)
+            self.checkpointer.tick(now, progress.count("learner_steps"), progress.best, self._describe)
+            self.listeners.checkpoint(self.checkpointer.newest(), progress.count("learner_steps"))
+            reason = reason or ("callback" if self.listeners.stop else None)
+            self.display.update(progress)
             if reason is not None:
                 return reason
-            checkpointer.wait(TICK, progress.best, describe)  # last: a run that goes on from there looks at it first
+            # last: a run that goes on from there looks at it first
+            self.checkpointer.wait(TICK, progress.best, self._describe)
 
-    def _listen(self, directory: RunDirectory, display: view.Display) -> Listeners:
+    def _listen(self) -> Listeners:
         """Have callbacks and the sinks of `--log` hear of every row that is written."""
-        listeners = Listeners(self.callbacks, display.note)
+        listeners = Listeners(self.experiment.callbacks, self.display.note)
         step = 0 if self.resumed is None else int(self.resumed.meta.get("env_steps", 0))
-        listeners.begin(Sinks(named(self.options.log), directory.path, self._record(), step, display.note))
-        directory.listener = listeners.tell
+        sinks, record = named(self.options.log), self.experiment.record()
+        listeners.begin(Sinks(sinks, self.directory.path, record, step, self.display.note))
+        self.directory.listener = listeners.tell
         return listeners
 
-    def _take(
-        self,
-        snapshot: dict[str, Any],
-        elapsed: float,
-        supervisor: Supervisor,
-        directory: RunDirectory,
-        display: view.Display,
-    ) -> None:
+    def _take(self, snapshot: dict[str, Any], elapsed: float) -> None:
         """Take in a snapshot of the metrics, and write down what is new in it."""
-        progress, restarts = self.progress, sum(supervisor.restarts.values())
+        progress, restarts = self.progress, sum(self.supervisor.restarts.values())
         for record in progress.take(snapshot, elapsed, restarts, virtual=self.options.runtime == "inline"):
-            directory.write_row("evaluation", record)
+            self.directory.write_row("evaluation", record)
         for note in snapshot["notes"][self.notes :]:
-            self._tell(note, directory, display)
+            self._tell(note)
         self.notes = len(snapshot["notes"])
         if not self.told_losses and (said := progress.too_many_lost()) is not None:
             self.told_losses = True
-            self._tell(said, directory, display)
+            self._tell(said)
         self.reviving.read(snapshot, progress.evaluations)
         self.first_update = snapshot["first_update"]
 
-    def _end(self, ending: Ending, checkpointer: Checkpointer, directory: RunDirectory, display: view.Display) -> Final:
+    def _end(self, ending: Ending) -> Final:
         """Everything that is told from here on is told of the weights that are returned."""
         progress = self.progress
         stopped_at, confirmed = progress.elapsed, progress.confirmed is not None
@@ -323,18 +339,18 @@ class Experiment:
             if found is not None and not confirmed:
                 ending.evaluate(*found)
         except KeyboardInterrupt:
-            display.note("ended at once: the weights that are saved were not evaluated")
+            self.display.note("ended at once: the weights that are saved were not evaluated")
             found = found or ending.final_weights(confirmed)
         snapshot = ending.snapshot(progress.evaluations)
         if snapshot is not None:
-            self._take(snapshot, stopped_at, ending.supervisor, directory, display)
-        directory.write_row("progress", progress.row())
-        display.update(progress)
-        checkpointer.finish(ending.answers, progress.best, lambda: self._describe(directory))
+            self._take(snapshot, stopped_at)
+        self.directory.write_row("progress", progress.row())
+        self.display.update(progress)
+        self.checkpointer.finish(ending.answers, progress.best, self._describe)
         version, weights = found or (NONE, {})
         return Final(version, weights)
 
-    def _see_what_is_waited_for(self, waited: Waited, display: view.Display) -> None:
+    def _see_what_is_waited_for(self, waited: Waited) -> None:
         """While there is no update: what the learner waits for, which is shown, and told once when it takes long.
         Inline, it is looked at every time, so that no clock of this process counts."""
         progress, inline = self.progress, self.options.runtime == "inline"
@@ -347,100 +363,82 @@ class Experiment:
         if self.told_waiting or (progress.seconds if inline else progress.train_seconds) < WITHOUT_UPDATE:
             return
         self.told_waiting = True
-        display.note(
+        self.display.note(
             f"no update after {progress.train_seconds:.0f} s and {progress.count('env_steps'):,} steps"
             + (f": {progress.waits_for} are there" if progress.waits_for else "")
         )
 
-    def _tell(self, text: str, directory: RunDirectory, display: view.Display) -> None:
-        display.note(text)
-        directory.write_row("note", {"text": text, "seconds": self.progress.seconds})
+    def _tell(self, text: str) -> None:
+        self.display.note(text)
+        self.directory.write_row("note", {"text": text, "seconds": self.progress.seconds})
 
-    def _hung(self, hang: Hang, directory: RunDirectory, display: view.Display) -> None:
-        display.note(f"node {hang.node!r} {hang.reason}" + ("; it is replaced" if hang.replaced else ""))
-        directory.write_row("hang", dataclasses.asdict(hang))
+    def _hung(self, hang: Hang) -> None:
+        self.display.note(f"node {hang.node!r} {hang.reason}" + ("; it is replaced" if hang.replaced else ""))
+        self.directory.write_row("hang", dataclasses.asdict(hang))
 
-    def _lost(self, loss: Loss, directory: RunDirectory, display: view.Display) -> None:
-        display.note(f"node {loss.node!r} {loss.reason}; restart {loss.restarts}" + _below(loss.traceback))
-        directory.write_row("loss", dataclasses.asdict(loss))
-
-    def _begin_lines(self, directory: RunDirectory) -> list[str]:
-        options = self.options
-        own = " (the environment's own threshold)" if self.threshold else ""
-        lost = records.lost_note(self.cfg)
-        return [
-            f"{registry.short_name(self.name)} on {self.env.name} · {options.runtime} · seed {options.seed}",
-            config.preset_line(self.cfg, self.algorithm.PRESETS, self.env.kind),
-            f"{options.stop_line()}{own} · run directory {directory.path}",
-            *([] if self.env.vectorizer_note is None else [self.env.vectorizer_note]),
-            *([f"note: {lost}"] if lost else []),
-            *([] if self.resumed is None else self.resumed.lines),
-            *([] if self.restored is None else self.restored.lines),
-        ]
-
-    def _record(self) -> dict[str, Any]:
-        record = records.record_of(self.name, self.cfg, self.env, self.options)
-        return record | {"life": self._life()}
+    def _lost(self, loss: Loss) -> None:
+        self.display.note(f"node {loss.node!r} {loss.reason}; restart {loss.restarts}" + _below(loss.traceback))
+        self.directory.write_row("loss", dataclasses.asdict(loss))
 
     # ---- what it came to
 
-    def _result(self, stopped_by: StoppedBy, final: Final, directory: RunDirectory, supervisor: Supervisor) -> Result:
+    def _result(self, stopped_by: StoppedBy, final: Final) -> Result:
         progress, options = self.progress, self.options
         confirmed = progress.confirmed
         judged = confirmed or progress.evaluation
         seconds = progress.train_seconds
         return Result(
-            algorithm=registry.short_name(self.name),
-            env=self.env.name,
+            algorithm=registry.short_name(self.experiment.name),
+            env=self.experiment.env.name,
             runtime=options.runtime,
             seed=options.seed,
             env_steps=progress.count("env_steps"),
             learner_steps=progress.count("learner_steps"),
             env_steps_per_second=round(progress.count("env_steps") / seconds, 1) if seconds else 0.0,
-            wall_seconds=round(time.monotonic() - self.started, 3),
+            wall_seconds=round(time.monotonic() - self.experiment.started, 3),
             train_seconds=round(seconds, 3),
             eval_return=None if judged is None else judged["eval_return"],
             eval_version=None if judged is None else judged["version"],
             saved_version=number(final.version) if final.weights else None,
             reached=confirmed is not None,
             seconds_to_target=None if confirmed is None else round(confirmed["seconds"], 3),
-            restarts=sum(supervisor.restarts.values()),
+            restarts=sum(self.supervisor.restarts.values()),
             lost=progress.lost(),
             lost_environments=progress.count("lost_environments"),
             lost_share=progress.lost_share(),
             too_many_lost=progress.too_many_lost(),
-            run_dir=str(directory.path),
+            run_dir=str(self.directory.path),
             stopped_by=stopped_by,
             target=options.stop_return,
-            preset=self.cfg.preset,
+            preset=self.experiment.cfg.preset,
             trained_steps=progress.count("trained_steps"),
             refused_updates=progress.count("refused_updates"),
             first_update_seconds=self._first_update_seconds(),
             bottleneck=progress.bottleneck(),
-            advice=advise_after(progress, self.cfg, self.env, options.runtime),
+            advice=advise_after(progress, self.experiment.cfg, self.experiment.env, options.runtime),
         )
 
     def _first_update_seconds(self) -> float | None:
         """From the start of the command; elsewhere the metrics live on another machine's clock, or on a virtual one."""
         if self.first_update is None or self.options.runtime != "local":
             return None
-        return round(self.first_update - self.started, 3)
+        return round(self.first_update - self.experiment.started, 3)
 
-    def _save_weights(self, directory: RunDirectory, final: Final) -> Exception | None:
+    def _save_weights(self, final: Final) -> Exception | None:
         """Why they could not be saved, if so."""
         try:
             if final.weights:
-                directory.write_weights(final.weights)
+                self.directory.write_weights(final.weights)
         except OSError as error:
-            return OSError(f"the final weights could not be saved in {directory.path}: {error.strerror}")
+            return OSError(f"the final weights could not be saved in {self.directory.path}: {error.strerror}")
         return None
 
-    def _save_summary(self, directory: RunDirectory, result: Result, failure: Exception | None) -> None:
-        record = result.as_dict() | {"times": self.progress.mean_times(), "life": self._life()}
-        record["metrics_bytes"] = directory.offset()  # rows up to here are of the weights that are saved
-        directory.write_summary(record if failure is None else record | {"error": str(failure)})
-        directory.close()
-        plots.write_curve(directory.path)
+    def _save_summary(self, result: Result, failure: Exception | None) -> None:
+        record = result.as_dict() | {"times": self.progress.mean_times(), "life": self.experiment.life()}
+        record["metrics_bytes"] = self.directory.offset()  # rows up to here are of the weights that are saved
+        self.directory.write_summary(record if failure is None else record | {"error": str(failure)})
+        self.directory.close()
+        plots.write_curve(self.directory.path)
 
 
 def _below(traceback: str | None) -> str:

@@ -19,7 +19,7 @@ from shoal.checkpoints import Checkpoint, RunLock
 from shoal.experiment import experiment as driver
 from shoal.experiment import view
 from shoal.experiment.environments import describe_env
-from shoal.experiment.experiment import ROW_EVERY, WITHOUT_UPDATE, Experiment
+from shoal.experiment.experiment import ROW_EVERY, WITHOUT_UPDATE, Experiment, RunningExperiment
 from shoal.experiment.progress import Progress
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.training import train
@@ -39,6 +39,10 @@ CFG = impala.Config(env="CartPole-v1", envs_per_actor=2, batch=2, queue=4, unrol
 def made(options: RunOptions | None = None, resumed: Resumed | None = None) -> Experiment:
     chosen = options or RunOptions(stop_return=100.0)
     return Experiment("impala", cast(Any, impala), CFG, describe_env(CFG), chosen, 10.0, resumed)
+
+
+def running(experiment: Experiment | None = None, directory: Any = None, display: Any = None) -> RunningExperiment:
+    return RunningExperiment(experiment or made(), directory or Rows(), display or Display())
 
 
 def resumed(path: Path, life: int = 2, notes: tuple[str, ...] = (), **meta: Any) -> Resumed:
@@ -84,17 +88,16 @@ class Rows:
 def test_the_program_is_told_what_the_user_asked_for(tmp_path: Path) -> None:
     asked = RunOptions(stop_return=5.0, stop_updates=6, stop_steps=7, eval_episodes=8, eval_every=9.0, freeze="torso")
     expected = Settings(target=5.0, max_updates=6, max_steps=7, eval_episodes=8, eval_every=9.0, frozen="torso")
-    directory = cast(Any, SimpleNamespace(path=tmp_path))
-    assert made(asked)._settings(directory) == expected
+    assert made(asked).settings(tmp_path) == expected
     filmed = dataclasses.replace(asked, record_every=30.0, record_format="gif")
     plan = FilmPlan(30.0, str((tmp_path / FILMS).resolve()), "gif")
-    assert made(filmed)._settings(directory) == dataclasses.replace(expected, films=plan)
+    assert made(filmed).settings(tmp_path) == dataclasses.replace(expected, films=plan)
 
 
 def test_every_life_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     options = RunOptions(stop_steps=1, seed=3)
-    assert made(options)._seed() == 3
-    lives = [made(options, resumed(tmp_path, life))._seed() for life in (1, 2)]
+    assert made(options).seed() == 3
+    lives = [made(options, resumed(tmp_path, life)).seed() for life in (1, 2)]
     assert lives == [node_seed(3, "life", 1), node_seed(3, "life", 2)]
     assert len({3, *lives}) == 3
 
@@ -124,7 +127,7 @@ def test_a_run_that_goes_on_cuts_its_metrics_back_and_keeps_its_lock(tmp_path: P
 def test_what_did_not_start_leaves_nothing_and_what_goes_on_leaves_what_it_had(tmp_path: Path) -> None:
     for experiment, ended in ((made(), "discarded"), (made(resumed=resumed(tmp_path)), "closed")):
         directory = Rows()
-        experiment._discard(cast(Any, directory))
+        running(experiment, directory)._discard()
         assert directory.ended == ended
 
 
@@ -133,8 +136,8 @@ def test_the_log_of_a_run_that_goes_on_begins_at_the_steps_it_had(
 ) -> None:
     begun: list[int] = []
     monkeypatch.setattr(driver, "Sinks", lambda names, path, record, step, note: begun.append(step))
-    made()._listen(cast(Any, Rows()), cast(Any, Display()))
-    made(resumed=resumed(tmp_path, env_steps=900))._listen(cast(Any, Rows()), cast(Any, Display()))
+    running()._listen()
+    running(made(resumed=resumed(tmp_path, env_steps=900)))._listen()
     assert begun == [0, 900]
 
 
@@ -170,10 +173,12 @@ class Watched:
 
     def watch(self, experiment: Experiment, directory: Rows) -> str:
         given: Any = self
-        experiment.reviving = cast(Any, SimpleNamespace(read=lambda *told: self.read.append(told)))
+        life = running(experiment, directory)
+        life.reviving = cast(Any, SimpleNamespace(read=lambda *told: self.read.append(told)))
         self.read: list[Any] = []
-        interrupts = cast(Any, SimpleNamespace(asked=False))
-        return experiment._watch(given, interrupts, cast(Any, directory), cast(Any, Display()), given, given)
+        life.run = life.checkpointer = life.listeners = given
+        life.progress.evaluations = 0  # of which the metrics have not told before
+        return life._watch()
 
 
 def test_a_row_of_metrics_is_written_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +225,13 @@ def test_a_note_is_told_once_and_what_was_read_is_kept_for_the_next_life_of_the_
     run.metrics.evaluation({"eval_return": 1.0, "reached": False, "spread": 0.0})
     run.stop_at = 0.5
     experiment = made(resumed=resumed(tmp_path, notes=("old", "older")))
-    experiment.progress.evaluations = 0
     run.watch(experiment, directory)
     assert [row["text"] for kind, row in directory.rows if kind == "note"] == ["new"]
     assert [(told[0]["notes"], told[1]) for told in run.read] == [(["old", "older", "new"], 1)] * 3
 
 
 def test_what_breaks_because_the_user_has_ended_everything_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment, error = made(), RuntimeError("lost")
+    life, error = running(), RuntimeError("lost")
     for raised, asked, expected in (
         (error, False, ("failure", error)),
         (error, True, ("interrupt", None)),
@@ -237,27 +241,27 @@ def test_what_breaks_because_the_user_has_ended_everything_is_no_failure(monkeyp
         def watch(*_: object, raised: BaseException = raised) -> Any:
             raise raised
 
-        monkeypatch.setattr(experiment, "_watch", watch)
-        nobody: Any = None
-        asking: Any = SimpleNamespace(asked=asked)
-        assert experiment._until_stopped(nobody, asking, nobody, nobody, nobody, nobody) == expected
+        monkeypatch.setattr(life, "_watch", watch)
+        life.interrupts = cast(Any, SimpleNamespace(asked=asked))
+        assert life._until_stopped() == expected
 
 
 def test_why_nothing_is_learned_is_shown_and_said_once_and_only_where_nothing_is() -> None:
     waited: Any = SimpleNamespace(told=lambda: "150 of 200 sequences")
-    experiment, display = made(), Display()
-    progress = experiment.progress
+    display = Display()
+    life = running(display=display)
+    progress = life.progress
     progress.counts, progress.train_seconds = {"env_steps": 1400.0}, WITHOUT_UPDATE - 0.1
-    experiment._see_what_is_waited_for(waited, cast(Any, display))
+    life._see_what_is_waited_for(waited)
     assert display.notes == []
     assert "1,400 steps · 0 steps/s · waiting for data: 150 of 200 sequences" in view.line(progress)
     assert progress.bottleneck() == "learning has not begun: 150 of 200 sequences are there"
     progress.train_seconds = WITHOUT_UPDATE
     for _ in range(2):
-        experiment._see_what_is_waited_for(waited, cast(Any, display))
+        life._see_what_is_waited_for(waited)
     assert display.notes == ["no update after 30 s and 1,400 steps: 150 of 200 sequences are there"]
     progress.counts["learner_steps"] = 1.0
-    experiment._see_what_is_waited_for(waited, cast(Any, display))
+    life._see_what_is_waited_for(waited)
     assert "updates/s" in view.line(progress)
     assert progress.bottleneck() == "none seen: the run was too short"
 
@@ -284,11 +288,11 @@ def test_a_run_that_ends_before_it_learns_says_what_is_missing(tmp_path: Path) -
 
 
 def test_a_checkpoint_says_where_the_run_was() -> None:
-    experiment = made()
-    progress = experiment.progress
+    life = running()
+    progress = life.progress
     progress.counts, progress.seconds, progress.evaluations = {"env_steps": 40.0}, 2.5, 3
     progress.evaluation, progress.best = {"eval_return": 1.0}, 8.0
-    assert experiment._describe(cast(Any, Rows())) == {
+    assert life._describe() == {
         "algorithm": "impala",
         "env": "CartPole-v1",
         "env_steps": 40,
@@ -336,10 +340,10 @@ def test_metrics_that_do_not_answer_are_not_waited_for_longer_than_a_second() ->
 
 @pytest.mark.parametrize(("runtime", "expected"), [("local", 2.5), ("inline", None)])
 def test_the_time_to_the_first_update_is_told_where_there_is_one_clock(runtime: Any, expected: float | None) -> None:
-    experiment = made(RunOptions(runtime=runtime, stop_updates=1))
-    assert experiment._first_update_seconds() is None
-    experiment.first_update = 12.5
-    assert experiment._first_update_seconds() == expected
+    life = running(made(RunOptions(runtime=runtime, stop_updates=1)))
+    assert life._first_update_seconds() is None
+    life.first_update = 12.5
+    assert life._first_update_seconds() == expected
 
 
 class Ends:
@@ -366,9 +370,9 @@ class Ends:
 def test_the_weights_that_are_saved_are_evaluated_unless_they_were_confirmed() -> None:
     saver: Any = SimpleNamespace(finish=lambda *given: None)
     for confirmed, evaluated in (({"eval_return": 5.0}, []), (None, [make_version(0, 5)])):
-        experiment, ends = made(), Ends()
-        experiment.progress.confirmed = confirmed
-        final = experiment._end(cast(Any, ends), saver, cast(Any, Rows()), cast(Any, Display()))
+        life, ends = running(), Ends()
+        life.checkpointer, life.progress.confirmed = saver, confirmed
+        final = life._end(cast(Any, ends))
         assert (final.version, ends.evaluated) == (make_version(0, 5), evaluated)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from shoal.cli.main import main
 from shoal.errors import UserError
 from shoal.experiment.ending import METRICS, Final
 from shoal.experiment.environments import describe_env
-from shoal.experiment.experiment import Experiment
+from shoal.experiment.experiment import Experiment, RunningExperiment
 from shoal.experiment.listeners import Callbacks
 from shoal.experiment.training import _finish, go_on, train
 from shoal.experiment.watching import LATE, take_snapshot, user_error
@@ -31,7 +30,7 @@ from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
 from shoal.runs.directory import RunDirectory
 from shoal.runs.options import RunOptions
-from shoal.runtime import RunFailed, Supervisor, launch
+from shoal.runtime import RunFailed, launch
 from shoal.versions import make_version
 
 
@@ -88,13 +87,12 @@ def experiment() -> Experiment:
 
 
 def test_what_is_told_of_a_run_that_reached_its_goal_is_the_confirmed_evaluation(tmp_path: Path) -> None:
-    made = experiment()
+    made = RunningExperiment(experiment(), cast(Any, SimpleNamespace(path=tmp_path)), cast(Any, None))
     made.progress.confirmed = {"eval_return": 104.0, "version": 5, "seconds": 2.0, "reached": True}
     made.progress.evaluation = {"eval_return": 7.0, "version": 6, "seconds": 3.0, "reached": False}
-    directory = cast(Any, Answers())
-    directory.path = tmp_path
+    made.supervisor.restarts.update({"actor/0": 2, "actor/1": 1})
     final = Final(make_version(3, 5), {"w": np.zeros(1)})
-    result = made._result("return", final, directory, Supervisor(restarts=Counter({"actor/0": 2, "actor/1": 1})))
+    result = made._result("return", final)
     assert result.restarts == 3
     assert (result.eval_return, result.eval_version, result.saved_version) == (104.0, 5, 5)
     assert (result.reached, result.seconds_to_target, result.exit_code) == (True, 2.0, 1)  # no step was made
