@@ -5,7 +5,9 @@
 - a module with `forward(observation) -> (parameters, value)`;
 - a recurrent module: it also has `initial_state(count) -> dict of tensors [count, ...]`, its forward is one step in
   time, `forward(observation, state) -> (parameters, value, state)`, and states are zeroed between episodes for it;
-- a pair `(policy, value)` of modules, each `forward(observation) -> outputs`, that share nothing.
+- a pair `(policy, value)` of modules, each `forward(observation) -> outputs`, that share nothing. Where actions are
+  Discrete the policy may also be `forward(observation, action=None) -> (action, log-probability, entropy)`: it is asked
+  about every action in turn.
 
 Observations come as tensors [N, ...] in the dtype of their space (bytes stay bytes), dictionaries or tuples of tensors
 for Dict and Tuple spaces. Parameters are [N, n]: logits for Discrete and MultiDiscrete actions (those of all choices
@@ -15,6 +17,7 @@ side by side); for Box actions means in units where −1 and 1 are the bounds, o
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -43,7 +46,10 @@ class UserNetwork(nn.Module):
         if isinstance(made, nn.Module):
             self.module = made
         elif isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(part, nn.Module) for part in made):
-            self.module = Pair(*made)
+            policy, value = made
+            if isinstance(action_space, spaces.Discrete) and "action" in inspect.signature(policy.forward).parameters:
+                policy = LogProbabilities(policy, int(action_space.n))
+            self.module = Pair(policy, value)
         else:
             raise UserError(
                 f"The network {name} returned {type(made).__name__}: return an nn.Module, "
@@ -76,7 +82,14 @@ class UserNetwork(nn.Module):
         expected = 3 if self.recurrent else 2
         if not isinstance(outputs, tuple) or len(outputs) != expected:
             what = "(parameters, value, state)" if self.recurrent else "(parameters, value)"
-            raise UserError(f"The network {name} must return {what}, not {type(outputs).__name__}.")
+            found = f"{len(outputs)} values" if isinstance(outputs, tuple) else type(outputs).__name__
+            raise UserError(f"The network {name} must return {what}, not {found}.")
+        for part, output in zip(("policy", "value"), outputs):
+            if not isinstance(output, Tensor):
+                raise UserError(
+                    f"The {part} of the network {name} gave a {type(output).__name__}, not a tensor: return what "
+                    "actions are drawn by (logits, or means and log deviations), or the values, and nothing else."
+                )
         size = self.distribution.size
         allowed = [size]
         if isinstance(self.distribution, DiagonalGaussian):
@@ -108,6 +121,24 @@ class Pair(nn.Module):
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         return self.policy(observation), self.value(observation)
+
+
+class LogProbabilities(nn.Module):
+    """A policy that answers (action, log-probability, entropy), made one that gives logits: the log-probabilities of
+    all actions are such."""
+
+    def __init__(self, policy: nn.Module, actions: int) -> None:
+        super().__init__()
+        self.policy, self.actions = policy, actions
+
+    def forward(self, observation: Any) -> Tensor:
+        leaf: Tensor = next(iter(tree.flatten(observation, "observation").values()))
+        none = torch.zeros_like(leaf if leaf.dim() == 1 else leaf.flatten(1)[:, 0], dtype=torch.int64)
+        answers = [self.policy(observation, none + action) for action in range(self.actions)]
+        for answer in answers:
+            if not isinstance(answer, tuple) or len(answer) != 3 or answer[1].numel() != len(none):
+                raise TypeError("a policy that takes an action returns (action, log-probability [N], entropy)")
+        return torch.stack([log_probability.reshape(len(none)) for _, log_probability, _ in answers], dim=1)
 
 
 def zeros(space: spaces.Space[Any], count: int) -> Any:

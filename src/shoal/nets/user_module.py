@@ -32,8 +32,29 @@ def attempt(module: nn.Module, what: str, *inputs: Any) -> Any:
                 f"{what} has a parameter {name} of {parameter.dtype}: it is trained in torch.float32, so end the "
                 "factory with .float()."
             )
+        if not parameter.isfinite().all():
+            raise UserError(f"{what} has numbers in its parameter {name} that are not finite: look at how it is begun.")
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    versions = [tensor._version for tensor in _tensors(inputs)]  # which every operation in place raises
     with torch.enable_grad():
         outputs = _guarded(f"{what} failed on a batch of {_describe(inputs)}", module, *inputs)
+    if versions != [tensor._version for tensor in _tensors(inputs)]:
+        raise UserError(
+            f"{what} overwrites its input, which others read after it: compute in a new tensor, as x = x / 255 does "
+            "and x /= 255 does not."
+        )
+    for name, parameter in parameters.items():
+        if not torch.equal(parameter, before[name]):
+            raise UserError(
+                f"{what} changes its own parameter {name} in forward: what is not learned belongs into a buffer."
+            )
+    if _has_nan(outputs):  # zeros may be what a network divides by: another input has to agree
+        other = tree.map(lambda x: torch.full_like(x, 0.5) if x.is_floating_point() else x, inputs)
+        if _has_nan(_guarded(f"{what} failed on a batch of {_describe(inputs)}", module, *other)):
+            raise UserError(
+                f"{what} gives numbers that are none (nan): look for divisions, logarithms and square roots that can "
+                "be given 0."
+            )
     given = outputs if isinstance(outputs, tuple) else (outputs,)
     tensors = [part for part in given if isinstance(part, torch.Tensor)]
     if tensors and not any(tensor.requires_grad for tensor in tensors):
@@ -52,6 +73,18 @@ def step_through(module: nn.Module, inputs: tuple[Any, ...], state: State, first
         *row, state = module(*tree.map(lambda x, t=t: x[t], inputs), zero_where(begins, state))
         rows.append(row)
     return [torch.stack(outputs) for outputs in zip(*rows)], state
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    """Those of a nested value."""
+    if isinstance(part, Tensor):
+        return [part]
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, tuple | list) else ()
+    return [tensor for inner in parts for tensor in _tensors(inner)]
+
+
+def _has_nan(outputs: Any) -> bool:
+    return any(bool(tensor.isnan().any()) for tensor in _tensors(outputs))
 
 
 def _guarded(message: str, function: Callable[..., Any], *arguments: Any) -> Any:

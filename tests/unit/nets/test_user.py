@@ -95,6 +95,31 @@ def test_a_recurrent_module_is_stepped_and_its_state_zeroed_between_episodes() -
     assert not torch.allclose(parameters[3:, 1], kept[3:, 1])
 
 
+class Sampling(nn.Module):
+    """An actor as machin's tutorials have it: it draws actions itself, and can be asked about given ones."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, outputs)
+
+    def forward(self, state: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        drawn_by = torch.distributions.Categorical(torch.softmax(self.linear(state), dim=1))
+        chosen = action if action is not None else drawn_by.sample()
+        return chosen, drawn_by.log_prob(chosen.flatten()), drawn_by.entropy()
+
+
+def test_a_policy_that_answers_with_log_probabilities_is_asked_about_every_action() -> None:
+    actor = Sampling(3)
+    network = UserNetwork((actor, nn.Linear(4, 1)), VECTOR, spaces.Discrete(3), "mine")
+    parameters, values, _ = run(network)
+    torch.manual_seed(0)
+    observation = torch.randn(T, B, 4)
+    torch.testing.assert_close(parameters, torch.log_softmax(actor.linear(observation), dim=-1))
+    assert values.shape == (T, B)
+    parameters.sum().backward()
+    assert actor.linear.weight.grad is not None
+
+
 @pytest.mark.parametrize(
     ("made", "action_space", "sentence"),
     [
@@ -103,6 +128,8 @@ def test_a_recurrent_module_is_stepped_and_its_state_zeroed_between_episodes() -
         ((nn.Linear(4, 2), nn.Linear(4, 2)), spaces.Discrete(2), r"mine gave values of shape \[2, 2\]"),
         (nn.Linear(4, 2), spaces.Discrete(2), r"mine must return \(parameters, value\), not Tensor"),
         ("a string", spaces.Discrete(2), "mine returned str"),
+        ((Sampling(3), nn.Linear(4, 1)), BOX, "The policy of the network mine gave a tuple, not a tensor: return what"),
+        (Sampling(3), spaces.Discrete(3), r"mine must return \(parameters, value\), not 3 values"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(

@@ -61,6 +61,51 @@ def untrainable(observation_space: object, action_space: object) -> nn.Module:
     return NoParameters()
 
 
+class Sick(nn.Module):
+    """What a forward should not do; else a network with a policy and a value, or a value for each action."""
+
+    def __init__(self, how: str, q: bool) -> None:
+        super().__init__()
+        self.how, self.layer, self.value = how, nn.Linear(3, 2), None if q else nn.Linear(3, 1)
+        if how == "begun":
+            self.layer.weight.data[0, 0] = float("inf")
+
+    def forward(self, observation: Tensor) -> Any:
+        if self.how == "input":
+            observation /= 255.0
+        if self.how == "weights":
+            self.layer.weight.data *= 0.5
+        outputs = self.layer(observation)
+        if self.how == "nan":
+            outputs = outputs * (observation - observation).mean().log() * 0.0
+        if self.how == "well":  # no number for zeros alone
+            outputs = outputs + (observation / observation.norm()).sum() * 0.0
+        return outputs if self.value is None else (outputs, self.value(observation))
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("input", "overwrites its input, which others read after it: compute in a new tensor"),
+        ("weights", "changes its own parameter layer.weight in forward"),
+        ("nan", "gives numbers that are none (nan)"),
+        ("begun", "has numbers in its parameter layer.weight that are not finite"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [impala, apex_dqn], ids=["impala", "apex_dqn"])
+def test_a_sick_network_is_refused_at_the_start(algorithm: Any, how: str, sentence: str) -> None:
+    cfg = algorithm.Config(network=lambda *spaces: Sick(how, algorithm is apex_dqn))
+    with pytest.raises(UserError) as told:
+        algorithm.make_policy(cfg, DISCRETE, seed=1)
+    assert sentence in str(told.value)
+
+
+@pytest.mark.parametrize("algorithm", [impala, apex_dqn], ids=["impala", "apex_dqn"])
+def test_a_network_that_zeros_alone_are_too_much_for_is_taken(algorithm: Any) -> None:
+    cfg = algorithm.Config(network=lambda *spaces: Sick("well", algorithm is apex_dqn))
+    algorithm.make_policy(cfg, DISCRETE, seed=1)
+
+
 CASES = [
     (raises, "could not be made: KeyError: 'hidden' (", "test_user_module.py, line"),
     (no_arguments, "could not be made: TypeError: no_arguments() takes 0 positional", ""),
