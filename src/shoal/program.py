@@ -14,7 +14,8 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -91,14 +92,14 @@ class Offers(Protocol):
         """Report what has been counted so far; returns when it has arrived."""
 
     # ---- state
-    def checkpoint(self) -> dict[str, Any] | None:
-        """Its state between two steps, or None where others hold it up."""
+    in_checkpoints: bool  # its own state is part of checkpoints, wherever the others are
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def exact_state(self) -> dict[str, Any]:
-        """The state for a run of which all nodes go on together; without it, `state_dict`."""
+    def state_dict(self, scope: Literal["own", "exact"] = "own") -> dict[str, Any] | None:
+        """Its state between two steps, of arrays and numbers, or None where others hold it up. "own" is what it needs
+        to go on by itself; "exact" what it needs where all nodes of one moment go on together, and stand still now."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, given before the first step."""
 
     # ---- learners
     updates: int
@@ -275,6 +276,8 @@ def _handles(value: Any) -> Iterator[Handle]:
             yield from _handles(part)
     elif isinstance(value, dict):
         yield from _handles(list(value.values()))
+    elif isinstance(value, partial):
+        yield from _handles((value.args, value.keywords))
 
 
 def _substitute(value: Any, client: Callable[[str], Any]) -> Any:
@@ -284,6 +287,9 @@ def _substitute(value: Any, client: Callable[[str], Any]) -> Any:
         return type(value)(_substitute(part, client) for part in value)
     if type(value) is dict:
         return {key: _substitute(part, client) for key, part in value.items()}
+    if type(value) is partial:
+        args, keywords = _substitute((value.args, value.keywords), client)
+        return partial(value.func, *args, **keywords)
     return value
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 State = dict[str, Any]
+Scope = Literal[
+    "own", "exact"
+]  # what a node needs to go on by itself, or also what only all nodes of one moment can use
 
 
 class Stateful:

@@ -6,6 +6,12 @@ never seem to go backwards and readers accept those of a new life at once.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from shoal.types import Array
+
+Versions = TypeVar("Versions", int, Array)  # one, or many
+
 NONE = -1  # older than every version
 
 
@@ -13,8 +19,13 @@ def make_version(generation: int, number: int) -> int:
     return generation << 32 | number
 
 
-def number(version: int) -> int:
-    """How many updates the learner had made. Works on arrays of versions too."""
+def generation(version: Versions) -> Versions:
+    """The life of the learner that made it."""
+    return version >> 32
+
+
+def number(version: Versions) -> Versions:
+    """How many updates the learner had made."""
     return version & 0xFFFFFFFF
 
 

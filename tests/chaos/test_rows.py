@@ -70,9 +70,9 @@ class Reading:
         self._batches = Prefetch(lambda: futures(replay).sample("rows", BATCH, timeout=1.0), space, torch.device("cpu"))
 
     def step(self) -> None:
+        self._batches.ask()
         sample, _ = self._batches.take()
         self._seen += [int(number) for number in np.ravel(sample.data["reward"])]
-        self._batches.ask()
         time.sleep(0.002)
 
     def seen(self) -> list[int]:

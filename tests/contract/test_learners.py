@@ -131,7 +131,7 @@ def survives(start: Start, name: str, victim: str) -> None:
 
     def kept() -> int:
         """Updates in the newest snapshot, which is at most a few seconds old."""
-        return int(weights.kept_snapshot()["updates"])
+        return int(weights.kept_snapshot("learner")["updates"])
 
     wait_until(run, lambda: reached(make_version(0, 20)) and kept() > 0, 60.0)
     before = kept()

@@ -29,6 +29,8 @@ CHECKPOINTS = 200
 class Learner:
     """Publishes, and gives its state."""
 
+    in_checkpoints = True
+
     def __init__(self, weights: WeightStore, metrics: Metrics) -> None:
         self._weights, self._updates = weights, 0
         weights.publish({"w": np.zeros(100, np.float32)}, make_version(0, 0))
@@ -38,7 +40,7 @@ class Learner:
         self._weights.publish({"w": np.full(100, self._updates, np.float32)}, make_version(0, self._updates))
         sleep(0.005)
 
-    def checkpoint(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"updates": self._updates, "learner": {}}
 
 

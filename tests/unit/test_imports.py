@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "flat": ("errors", "torch"),
     "films": ("errors", "numpy imageio PIL"),
     "batches": ("tree", "torch"),
-    "learning": ("batches", "torch"),
+    "learning": ("batches state versions", "torch"),
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),

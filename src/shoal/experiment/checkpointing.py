@@ -15,11 +15,12 @@ from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
 from shoal.experiment.exact import EXACT, Moment, for_others
 from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
-from shoal.program import Future, Handle, NodeDied, Program, futures
+from shoal.program import Future, Handle, NodeDied, Program, futures, offers
 from shoal.runs.options import RunOptions
 from shoal.runtime import Run
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
+from shoal.types import Role
 from shoal.versions import NONE, number
 
 LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
@@ -35,17 +36,14 @@ def part_name(node: str) -> str:
     return node.replace("/", "-")
 
 
-def asked_for(program: Program) -> dict[str, str]:
-    """The nodes whose states make a checkpoint, and the method that gives each."""
-    asked = {}
-    for name, node in program.nodes.items():
-        if name.startswith(f"{LEARNER.name}/"):
-            continue  # all learners of a group are equal
-        if callable(getattr(node.factory, "checkpoint", None)):
-            asked[name] = "checkpoint"
-        elif name == METRICS.name or name.partition("/")[0] == "gradients":
-            asked[name] = "state_dict"
-    return asked
+def asked_for(program: Program) -> list[str]:
+    """The nodes whose own states make a checkpoint; all learners of a group are equal."""
+    leaders = {node.name for node in program.leaders()}
+    return [
+        name
+        for name, node in program.nodes.items()
+        if offers(node.factory, "in_checkpoints") and (node.role is not Role.LEARNER or name in leaders)
+    ]
 
 
 class Checkpointer:
@@ -156,7 +154,7 @@ class Checkpointer:
         return self._every > 0 and now >= self._next
 
     def _ask(self, best: float | None) -> dict[str, Future]:
-        calls = {name: self._call(name, method) for name, method in self._asked.items()}
+        calls = {name: self._call(name, "state_dict") for name in self._asked}
         calls[WEIGHTS.name] = self._call(WEIGHTS.name, "newer", NONE)
         self._tag, kept = self._store.names()
         for node in self._replays:
@@ -208,7 +206,7 @@ class Checkpointer:
                 break
             states |= ask(saving)
         if LEARNER.name in self._asked and states.get(LEARNER.name) is None:
-            call = self._call(WEIGHTS.name, "kept_snapshot")  # the learner is gone: what it left last
+            call = self._call(WEIGHTS.name, "kept_snapshot", LEARNER.name)  # it is gone: what it left last
             states |= {LEARNER.name: next(iter(ask({WEIGHTS.name: call}).values()), None)} if call is not None else {}
         if _can_go_on(states) and self._replays_saved(states, calls):
             self._write(states, self._meta)
@@ -297,9 +295,7 @@ def start_program(program: Program, parts: Mapping[str, Any], meta: Mapping[str,
     nodes = {part_name(name): name for name in program.nodes}
     unplaced = 0
     for part, state in parts.items():
-        if part == LEARNER.name:
-            program.start_from(WEIGHTS.name, {"version": NONE, "weights": {}, "snapshot": state})
-        elif part in nodes and part != "weights":
+        if part in nodes and part != "weights":
             program.start_from(nodes[part], state)
         elif part != "weights":
             unplaced += 1

@@ -13,8 +13,9 @@ from shoal.errors import UserError
 from shoal.experiment.ending import EVALUATOR, LEARNER, WEIGHTS
 from shoal.experiment.replay_saves import REPLAY, folder_of, replay_nodes
 from shoal.loops.loop import without_exact
-from shoal.program import Program
+from shoal.program import Program, offers
 from shoal.runtime import Run
+from shoal.types import Role
 
 EXACT = "exact"  # in a checkpoint's meta: it is of one moment, and whole
 SHARED = "run"  # the part of what nodes share: clock, global random generators
@@ -26,10 +27,9 @@ def gives_no_state(program: Program) -> list[str]:
     """The nodes that cannot be part of such a checkpoint."""
     kinds = {name: node.factory for name, node in program.nodes.items() if name not in replay_nodes(program)}
 
-    def gives(kind: Any) -> bool:
-        return hasattr(kind, "load_state_dict") and (hasattr(kind, "state_dict") or hasattr(kind, "exact_state"))
-
-    return [name for name, kind in kinds.items() if not gives(kind)]
+    return [
+        name for name, kind in kinds.items() if not (offers(kind, "state_dict") and offers(kind, "load_state_dict"))
+    ]
 
 
 class Moment:
@@ -62,7 +62,7 @@ class Moment:
         def ask(name: str, node: Any) -> Any:
             if name in self._replays:
                 return node.save(str(folder_of(self._directory, name)), tag=tag, keep=keep)
-            return node.exact_state() if hasattr(node, "exact_state") else node.state_dict()
+            return node.state_dict("exact")
 
         states = self._run.states(ask)
         saves = {name: tag for name in self._replays if states.pop(name) is not None}
@@ -81,16 +81,19 @@ def can_go_on(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any
 
 
 def states_of(program: Program, run: Path, parts: Mapping[str, Any], meta: Mapping[str, Any]) -> States:
-    """The states of a program's nodes, out of the parts of a checkpoint."""
+    """The states of a program's nodes, out of the parts of a checkpoint. Gradient services have theirs from the
+    beginning: a worker is not made before there are parameters."""
     if not isinstance(shared := parts.get(SHARED), Mapping) or "version" not in shared:
         raise UserError(f"The newest checkpoint of {run} is damaged: it lacks what its nodes share; remove its folder.")
     states = {name: parts[name.replace("/", "-")] for name in program.nodes if name not in replay_nodes(program)}
-    learner = without_exact(parts[LEARNER.name]) or None
+    learner = without_exact(parts[LEARNER.name])
     states[WEIGHTS.name] = {
         "version": shared["version"],
         "weights": parts[WEIGHTS.name],
-        "snapshot": learner,  # for the learner's next life
+        "snapshots": {LEARNER.name: learner} if learner else {},  # for the learner's next life
     }
+    for node in program.with_role(Role.GRADIENTS):
+        program.start_from(node.name, states[node.name])
     for node, tag in meta[REPLAY].items():
         states[node] = {"path": str(folder_of(run, node)), "tag": tag}
     return states | {SHARED: shared}

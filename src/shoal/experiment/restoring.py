@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from shoal.errors import UserError
-from shoal.experiment.ending import METRICS, WEIGHTS
+from shoal.experiment.ending import LEARNER, METRICS
 from shoal.nets.transfer import freeze, transfer
 from shoal.program import Program
 from shoal.runs.options import RunOptions
@@ -18,7 +18,6 @@ from shoal.runs.saved_weights import find_weights
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
 from shoal.types import Arrays
-from shoal.versions import NONE
 
 LEARNER_STEPS = "learner_steps"
 
@@ -34,9 +33,9 @@ class Restored:
     metrics: Mapping[str, Any] | None = None  # what it had counted then
 
     def start(self, program: Program) -> None:
-        """Have the learner begin with them: it takes what the weight service keeps for it."""
-        snapshot = {"updates": self.updates, "refused": 0, "weights": dict(self.weights), "partial": self.partial}
-        program.start_from(WEIGHTS.name, {"version": NONE, "weights": {}, "snapshot": snapshot})
+        """Have the learner begin with them."""
+        state = {"updates": self.updates, "refused": 0, "weights": dict(self.weights), "partial": self.partial}
+        program.start_from(LEARNER.name, state)
         if self.metrics is not None:
             program.start_from(METRICS.name, self._counted(program, self.metrics))
 

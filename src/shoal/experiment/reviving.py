@@ -1,7 +1,8 @@
 """What a node that was lost takes from the driver when it is started again: what this process has of it, or the disk.
 
 The metrics go on from the driver's newest snapshot, a replay from its last save. (A learner and the gradient service
-find theirs with the weight service; whoever counts tells it again.)
+find theirs with the weight service; only where there is none yet they take what they were first started from. Whoever
+counts tells it again.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shoal.experiment.replay_saves import folder_of, replay_nodes
 from shoal.program import Program
 from shoal.runtime import Supervisor
 from shoal.services.metrics import next_life
+from shoal.types import Role
 
 
 class Reviving:
@@ -30,6 +32,8 @@ class Reviving:
         supervisor.states[METRICS.name] = self._metrics
         for name in replay_nodes(self._program):
             supervisor.states[name] = partial(self._replay, name)
+        for node in self._program.with_role(Role.LEARNER, Role.PUBLISHER):
+            supervisor.states[node.name] = partial(self._start_of, node.name)
 
     def read(self, snapshot: Mapping[str, Any], evaluations: int) -> None:
         """The driver has read this of the metrics, and so many evaluations in all."""
@@ -41,8 +45,11 @@ class Reviving:
 
     def _metrics(self) -> Any:
         if self._snapshot is None:
-            return self._program.nodes[METRICS.name].start
+            return self._start_of(METRICS.name)
         return next_life(*self._snapshot)
+
+    def _start_of(self, name: str) -> Any:
+        return self._program.nodes[name].start
 
     def _replay(self, name: str) -> Any:
         tag = self._saved.get(name)

@@ -17,7 +17,7 @@ from shoal.replay import Pattern, Replay
 from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
-from shoal.state import has_state, load_state, state_of
+from shoal.state import Scope, State, has_state, load_state, state_of
 from shoal.step import Step
 from shoal.sync import process_ends, sign_of_life
 from shoal.types import Columns, Role
@@ -155,15 +155,14 @@ class ActorLoop(RowLoop):
             self._between_rows()
         return True
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the environments, the policy and its recorder hold."""
+    def _row_state(self, scope: Scope) -> State:
+        """What the environments, the policy and its recorder hold; for all nodes together, what is on its way too."""
         parts = {"recorder": self._recorder, "policy": self._recorder.policy, "environments": self._runner}
-        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
-
-    def exact_state(self) -> dict[str, Any]:
-        """The same, and what is on its way to others."""
+        state = {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        if scope == "own":
+            return state
         exact = {"stage": self._stage, "sender": self._send.state_dict(), "reporter": self._reporter.state_dict()}
-        return self.state_dict() | {EXACT: exact}
+        return state | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of episodes, with the weights of the learner as it is now; or, with the rest, exactly
@@ -182,9 +181,6 @@ class ActorLoop(RowLoop):
         recorder.begin_stream()
         if (found := retry(lambda: self._weights.newer(NONE))) is not None:
             recorder.load(*found)
-
-    def _row_state(self) -> dict[str, Any]:
-        return self.state_dict()
 
     def close(self) -> None:
         self._runner.envs.close()
@@ -264,7 +260,7 @@ class RemoteActorLoop(RowLoop):
         """The environments go on; what the inference server remembered of them begins anew."""
         self._runner.load_state_dict(state["environments"])
 
-    def _row_state(self) -> dict[str, Any]:
+    def _row_state(self, scope: Scope) -> State:
         return {"environments": self._runner.state_dict()}
 
     def close(self) -> None:

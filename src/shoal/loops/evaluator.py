@@ -17,7 +17,7 @@ from shoal.program import current
 from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
-from shoal.state import has_state, load_state, state_of
+from shoal.state import Scope, State, has_state, load_state, state_of
 from shoal.sync import Condition, monotonic, sign_of_life
 from shoal.types import Columns, Role
 from shoal.versions import NONE, number
@@ -136,14 +136,14 @@ class Evaluator(Loop):
         """The highest return of an evaluation, and the version and weights that it was of."""
         return self._best
 
-    def state_dict(self) -> dict[str, Any]:
-        """What was evaluated last, and what has been confirmed."""
+    def state_dict(self, scope: Scope = "own") -> State:
+        """What was evaluated last, and what has been confirmed; for all nodes together, the environments and generators
+        that it plays with too."""
         version, weights = self._confirmed or (NONE, {})
-        return {"version": self._version, "confirmed": version, "weights": dict(weights)}
-
-    def exact_state(self) -> dict[str, Any]:
-        """The same, and the environments and generators that it plays with."""
-        exact: dict[str, Any] = {"next": self._next, "reporter": self._reporter.state_dict()}
+        state = {"version": self._version, "confirmed": version, "weights": dict(weights)}
+        if scope == "own":
+            return state
+        exact: State = {"next": self._next, "reporter": self._reporter.state_dict()}
         exact["best"] = None if self._best is None else list(self._best)
         if has_state(self._policy):
             exact["policy"] = state_of(self._policy)
@@ -151,7 +151,7 @@ class Evaluator(Loop):
             exact["environments"] = self._envs.state_dict()
         except NoState as reason:
             exact["why"] = str(reason)
-        return self.state_dict() | {EXACT: exact}
+        return state | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._version = state["version"]

@@ -1,13 +1,14 @@
-"""What a learner leaves with the weight service for its next life, and brings it again when that is lost itself."""
+"""What is left with the weight service for a node's next life, and brought to it again when that is lost itself."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.program import Future, NodeDied, current, futures
 from shoal.services.weights import SharedWeights, WeightStore
+from shoal.state import State
 from shoal.sync import monotonic
 
 SNAPSHOT_EVERY = 2.0  # seconds, at the least, between two snapshots for the learner's next life
@@ -27,10 +28,13 @@ class Keeper:
     def due(self) -> bool:
         return monotonic() >= self._next_snapshot
 
-    def keep(self, snapshot: Callable[[], Any]) -> None:
+    def keep(self, states: Callable[[], Mapping[str, State]], wait: bool = False) -> None:
+        """Have the states of nodes kept, as checkpoints have them; `wait` until they are."""
         begun = monotonic()
         with contextlib.suppress(NodeDied):  # one of those who are needed for it is on its way back
-            self._weights.keep_snapshot(snapshot())
+            kept = [self._service().keep_snapshot(node, state) for node, state in states().items()]
+            for call in kept if wait else ():
+                call.result()
         self._next_snapshot = begun + max(SNAPSHOT_EVERY, (monotonic() - begun) / SNAPSHOT_SHARE)
 
     def lacks(self, version: int) -> bool:
@@ -42,8 +46,7 @@ class Keeper:
             if monotonic() < self._next_look:
                 return False
             self._next_look = monotonic() + LOOK
-            store = self._weights.store if isinstance(self._weights, SharedWeights) else self._weights
-            self._asked = futures(store).version(), version
+            self._asked = self._service().version(), version
         call, expected = self._asked
         if not call.done():
             return False
@@ -55,3 +58,7 @@ class Keeper:
         if lacks:
             self._next_snapshot = 0.0
         return lacks
+
+    def _service(self) -> Any:
+        """The futures of the service itself, where weights are shared in memory too."""
+        return futures(self._weights.store if isinstance(self._weights, SharedWeights) else self._weights)

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.envs import Envs
 from shoal.services.metrics import Reporter
+from shoal.state import Scope, State
 from shoal.sync import Condition
 
 BETWEEN_ROWS = 2.0  # seconds in which an actor comes to the end of a row, unless others hold it up
@@ -85,15 +86,18 @@ class LossReport:
 class RowLoop(Loop):
     """A loop that steps environments: it can be asked for its state, which it has between two rows."""
 
+    in_checkpoints = True
+
     def __init__(self) -> None:
         super().__init__()
         self._asked = False
-        self._given: dict[str, Any] | None = None
+        self._given: State | None = None
 
-    def checkpoint(self) -> dict[str, Any] | None:
-        """Its state between two rows; None when others hold it up for too long."""
-        if self._ended:
-            return self._row_state()
+    def state_dict(self, scope: Scope = "own") -> State | None:
+        """Its state between two rows; None when others hold it up for too long. All nodes together are asked while they
+        stand still."""
+        if self._ended or scope == "exact":
+            return self._row_state(scope)
         with self._at_work:
             patience = HELD_UP if self._finishing else BETWEEN_ROWS
             self._asked, self._given = True, None
@@ -105,8 +109,8 @@ class RowLoop(Loop):
         """To be called where a row is complete."""
         if self._asked:
             with self._at_work:
-                self._asked, self._given = False, self._row_state()
+                self._asked, self._given = False, self._row_state("own")
                 self._at_work.notify_all()
 
-    def _row_state(self) -> dict[str, Any]:
+    def _row_state(self, scope: Scope) -> State:
         raise NotImplementedError

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shoal import tree
 from shoal.batches import Batch, to_batch
 from shoal.program import Future, NodeDied
 from shoal.replay import ReplayTimeout, Sample, ShardsLost
@@ -15,7 +16,7 @@ from shoal.retry import retry
 
 
 class Prefetch:
-    """Keeps `ahead` + 1 requests under way. `take` gives the oldest answer, `ask` makes the next request.
+    """Keeps `ahead` + 1 requests under way. `ask` makes those that are not, `take` gives the oldest answer.
 
     With `ahead` None there is none but that of `take`, which changes nothing until its answer is there. On CUDA the
     next batch is copied, through pinned memory and on a stream of its own, while one is trained.
@@ -37,11 +38,9 @@ class Prefetch:
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: tuple[Sample, Batch] | None = None
         self._wanted = 0 if ahead is None else ahead + 1
-        for _ in range(self._wanted):
-            self.ask()
 
     def ask(self) -> None:
-        if len(self._asked) < self._wanted:
+        while len(self._asked) + (self._copied is not None) < self._wanted:
             self._asked.append(self._request())
 
     def take(self) -> tuple[Sample, Batch]:
@@ -52,7 +51,9 @@ class Prefetch:
             sample = self._next()
             batch = self._to_device(sample)
         if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            reader = torch.cuda.current_stream(self._device)
+            reader.wait_stream(self._stream)
+            tree.map(lambda tensor: tensor.record_stream(reader), batch)  # or the copies' stream reuses what is read
             if self._asked and self._asked[0].done():
                 following = self._next()
                 self._copied = following, self._to_device(following)

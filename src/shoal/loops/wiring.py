@@ -14,11 +14,12 @@ from shoal.acting import Policy
 from shoal.config import validate
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
-from shoal.learning import Learner
+from shoal.learning import Learner, MakeSource
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import LearnerLoop
+from shoal.loops.sources import TableSource
 from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.nets.building import make_actor_critic
@@ -29,6 +30,7 @@ from shoal.replay import MinSize, Pattern, Prioritized, Replay, SamplesPerInsert
 from shoal.replay.patterns import stacked
 from shoal.services.gradients import GradientServer
 from shoal.services.group import Group as Meeting
+from shoal.services.group import Member
 from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -86,7 +88,7 @@ class ReplayHandles:
     table: str
     front: Replay
     shards: list[Replay]
-    learning: Mapping[str, Any] = field(default_factory=dict)  # options of LearnerLoop that go with the kind of table
+    reading: Mapping[str, Any] = field(default_factory=dict)  # options of TableSource that go with the kind of table
 
 
 class ReplayFrontend(ShardedReplay):
@@ -156,8 +158,33 @@ class Wiring(Generic[C]):
             limiter=limiter(cfg.samples_per_insert, cfg.learning_starts, cfg.batch, block),
             soft_capacity=True,
         )
-        learning = {"beta": cfg.importance_exponent if prioritized else None, "trim_every": TRIM_EVERY}
-        return replace(self.add_replay(description, cfg.shards), learning=learning)
+        reading = {"beta": cfg.importance_exponent if prioritized else None, "trim_every": TRIM_EVERY}
+        return replace(self.add_replay(description, cfg.shards), reading=reading)
+
+    def table_source(
+        self,
+        reads: ReplayHandles,
+        batch: int,  # items per update, of all learners together
+        *,
+        prefetch: int = 1,  # batches asked for ahead of the next one
+        synchronous: bool = False,  # what was acted with older weights than the newest is thrown away
+    ) -> MakeSource:
+        """What learners read: batches of a table, of which each takes its share."""
+        count = _with(Learning, self.cfg).learners
+        if batch < count:
+            raise UserError(
+                f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items."
+            )
+        return partial(
+            TableSource,
+            replay=reads.front,
+            table=reads.table,
+            batch=batch,
+            observation_space=self.env.observation_space,
+            prefetch=prefetch,
+            synchronous=synchronous,
+            **reads.reading,
+        )
 
     # ---- actors
 
@@ -236,17 +263,12 @@ class Wiring(Generic[C]):
         self,
         make_learner: MakeLearner[C],
         *,
-        reads: ReplayHandles,
-        batch: int,  # items per update, of all learners together
-        **options: Any,  # of LearnerLoop
+        source: MakeSource,
+        publish_every: int = 1,
     ) -> None:
-        """`learner`, and with several `learner/1`, `learner/2`, …: each takes its share of every batch."""
+        """`learner`, and with several `learner/1`, `learner/2`, …: each has a source of its own."""
         learning = _with(Learning, self.cfg)
         count, learner = learning.learners, partial(make_learner, self.cfg, self.env)
-        if batch < count:
-            raise UserError(
-                f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items."
-            )
         meeting = self.group("peers").add(self.name("group"), Meeting, count) if count > 1 else None
         learners, name = self.group("learners"), self.name("learner")
         for rank in range(count):
@@ -254,20 +276,14 @@ class Wiring(Generic[C]):
                 name if rank == 0 else f"{name}/{rank}",
                 LearnerLoop,
                 learner,
-                reads.table,
-                batch * (rank + 1) // count - batch * rank // count,
-                reads.front,
+                source,
                 self.weights,
                 self.metrics,
-                observation_space=self.env.observation_space,
+                join=None if meeting is None else partial(Member, meeting, rank, count),
                 device=learning.device,
+                publish_every=publish_every,
                 max_updates=self.settings.max_updates,
                 frozen=self.settings.frozen,
-                group=meeting,
-                rank=rank,
-                learners=count,
-                **reads.learning,
-                **options,
             )
         self.place(f"{name}*", learning.device, threads=learning.learner_threads)
 
@@ -363,7 +379,7 @@ def experience_program(
     """Actors fill a table, learners sample it and send back how surprising each item was."""
     wiring = Wiring(cfg, env, settings)
     replay = wiring.add_experience(table, block=-(-cfg.envs_per_actor * cfg.rows // period))
-    wiring.add_learners(learner, reads=replay, batch=cfg.batch, publish_every=cfg.publish_every)
+    wiring.add_learners(learner, source=wiring.table_source(replay, cfg.batch), publish_every=cfg.publish_every)
     wiring.add_actors(policy, writes=replay, pattern=pattern, rows=cfg.rows)
     wiring.add_evaluator(policy)
     return wiring.program
@@ -379,7 +395,8 @@ def rollout_program(
     table: Table,
     batch: int,
     synchronous: bool = False,
-    **learning: Any,  # options of LearnerLoop
+    publish_every: int = 1,
+    prefetch: int = 1,
 ) -> Program:
     """Actors bring rollouts of `cfg.unroll` steps, learners take each once."""
     if isinstance(cfg, Proximal):
@@ -388,8 +405,26 @@ def rollout_program(
         cfg.check_minibatches(rollouts, 1 if recurrent else cfg.unroll)
     wiring = Wiring(cfg, env, settings)
     rollouts = wiring.add_replay(table)
-    wiring.add_learners(learner, reads=rollouts, batch=batch, synchronous=synchronous, **learning)
+    source = wiring.table_source(rollouts, batch, prefetch=prefetch, synchronous=synchronous)
+    wiring.add_learners(learner, source=source, publish_every=publish_every)
     wiring.add_actors(policy, writes=rollouts, pattern=rollout(cfg.unroll), rows=cfg.unroll, synchronous=synchronous)
+    wiring.add_evaluator(policy)
+    return wiring.program
+
+
+def source_program(
+    cfg: C,
+    env: EnvSpec,
+    settings: Settings,
+    *,
+    learner: MakeLearner[C],
+    policy: MakePolicy[C],  # of the evaluator
+    source: MakeSource,
+    publish_every: int = 1,
+) -> Program:
+    """Learners that have a source of their own: no actors, no replay."""
+    wiring = Wiring(cfg, env, settings)
+    wiring.add_learners(learner, source=source, publish_every=publish_every)
     wiring.add_evaluator(policy)
     return wiring.program
 

@@ -25,10 +25,10 @@ from shoal.retry import retry
 from shoal.services.gradients import STATES, GradientServer, states_of
 from shoal.services.metrics import LASTING, Metrics, Reporter
 from shoal.services.weights import WeightStore
-from shoal.state import as_arrays, as_tensors, has_state, load_state, state_of
+from shoal.state import Scope, State, as_arrays, as_tensors, has_state, load_state, state_of
 from shoal.sync import monotonic
 from shoal.types import Columns, Role
-from shoal.versions import make_version
+from shoal.versions import NONE, make_version
 
 COUNTS = {  # what is reported, and what the gradient service calls it
     "learner_steps": "version",
@@ -102,17 +102,17 @@ class WorkerLoop(RowLoop):
             return self._end()
         return True
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where its environments stand and what its policy holds; the parameters are the service's."""
+    def _row_state(self, scope: Scope) -> State:
+        """Where its environments stand and what its policy holds. The parameters are the service's; what it has of them
+        is of use to all nodes together."""
         parts = {"recorder": self._recorder, "policy": self._worker.policy, "environments": self._runner}
-        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
-
-    def exact_state(self) -> dict[str, Any]:
-        """The same, and the parameters that it has of the service's."""
-        exact: dict[str, Any] = {"reporter": self._reporter.state_dict()}
+        state = {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        if scope == "own":
+            return state
+        exact: State = {"reporter": self._reporter.state_dict()}
         if has_state(self._worker):
             exact["worker"] = as_arrays(state_of(self._worker))
-        return self.state_dict() | {EXACT: exact}
+        return state | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of episodes; the first gradient that is pushed brings the service's parameters."""
@@ -124,9 +124,6 @@ class WorkerLoop(RowLoop):
             self._reporter.load_state_dict(exact["reporter"])
             if "worker" in exact:
                 load_state(self._worker, as_tensors(exact["worker"]))
-
-    def _row_state(self) -> dict[str, Any]:
-        return self.state_dict()
 
     def close(self) -> None:
         self._runner.envs.close()
@@ -177,11 +174,8 @@ class Publisher(Loop):
     ) -> None:
         super().__init__()
         self._network = make_network(current().seed)
-        old = retry(weights.kept_snapshot)
-        if old is not None and "weights" in old:  # of another run
-            transfer(self._network, old["weights"], partial=old["partial"])
-        begun = 0 if old is None else int(old.get("updates", 0))
-        self._gradients = optim.Remote(self._network.parameters(), servers, initialise=True, version=begun)
+        self._gradients: optim.Remote | None = None  # until it begins
+        self._published, self._first = NONE, 0  # updates that were made before, where the service has none
         self._servers = servers
         self._buffered = bool(export_buffers(self._network))
         self._weights = weights
@@ -191,47 +185,54 @@ class Publisher(Loop):
         self._service = Reporter(metrics, STATES, LASTING)
         self._counted: dict[str, int] = {}
         self._look_around = 0.0
-        self._publish()
-        self._reporter.lap("starting")
 
     def step(self) -> bool:
-        finished = self._finishing or (self._max_updates is not None and self._gradients.version >= self._max_updates)
-        if finished:
+        gradients = self._gradients or self._begin()
+        if self._finishing or (self._max_updates is not None and gradients.version >= self._max_updates):
             return self._end()
         with self._at_work:
             with self._still():
-                newer = self._gradients.pull(self._publish_every, max(0.0, self._look_around - monotonic()))
+                newer = gradients.pull(self._publish_every, max(0.0, self._look_around - monotonic()))
             self._look_around = monotonic() + PAUSE
             self._reporter.lap("waiting for gradients")
             if newer or self._keeper.lacks(self._published):
-                self._publish()
+                self._publish(gradients)
             if self._keeper.due():
                 self._keeper.keep(lambda: states_of(self._servers))
             self._reporter.lap("publishing")
             if self._reporter.due():
-                self._count()
+                self._count(gradients)
                 self._reporter.flush()
         return True
 
     def report(self) -> None:
         """Publish and count what the service has come to, also when it is less than a publication."""
-        with self._at_work:
-            if self._gradients.pull(timeout=0.0):
-                self._publish()
-            self._count()
-        self._service.flush_and_wait()
+        if (gradients := self._gradients) is not None:
+            with self._at_work:
+                if gradients.pull(timeout=0.0):
+                    self._publish(gradients)
+                self._count(gradients)
+            self._service.flush_and_wait()
         super().report()
 
-    def exact_state(self) -> dict[str, Any]:
-        """What of the service's parameters has been published, and when it looks around next."""
-        exact: dict[str, Any] = {"network": export_weights(self._network)}
-        exact["gradients"] = self._gradients.state_dict()
+    def state_dict(self, scope: Scope = "own") -> State:
+        """By itself it needs nothing; with the others, what of the service's parameters has been published, and when it
+        looks around next."""
+        if scope == "own" or self._gradients is None:
+            return {}
+        exact: State = {"network": export_weights(self._network), "gradients": self._gradients.state_dict()}
         exact |= {"published": self._published, "look_around": self._look_around, "counted": dict(self._counted)}
         exact |= {"reporter": self._reporter.state_dict(), "service": self._service.state_dict()}
         return {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        exact = state[EXACT]
+        """Go on where it was, or begin with another run's "weights"; to be called before the first step."""
+        if "weights" in state:
+            transfer(self._network, state["weights"], partial=state["partial"])
+            self._first = state["updates"]
+        if (exact := state.get(EXACT)) is None:
+            return
+        self._gradients = optim.Remote(self._network.parameters(), self._servers)
         import_weights(self._network, exact["network"])
         self._gradients.load_state_dict(exact["gradients"])
         self._published, self._look_around = exact["published"], exact["look_around"]
@@ -241,29 +242,38 @@ class Publisher(Loop):
 
     @property
     def updates(self) -> int:
-        return self._gradients.version
+        return 0 if self._gradients is None else self._gradients.version
 
-    def _publish(self) -> None:
-        generation = current().restarts + self._gradients.lives
-        self._published = make_version(generation, self._gradients.version)
+    def _begin(self) -> optim.Remote:
+        """Offer the service the parameters to start from, and publish what it has."""
+        self._gradients = gradients = optim.Remote(
+            self._network.parameters(), self._servers, initialise=True, version=self._first
+        )
+        self._publish(gradients)
+        self._reporter.lap("starting")
+        return gradients
+
+    def _publish(self, gradients: optim.Remote) -> None:
+        generation = current().restarts + gradients.lives
+        self._published = make_version(generation, gradients.version)
         import_buffers(self._network, retry(self._servers[0].mean_buffers) if self._buffered else {})
         with contextlib.suppress(NodeDied):  # the service is on its way back, and gets them then
             self._weights.publish(export_weights(self._network), self._published)
 
-    def _count(self) -> None:
+    def _count(self, gradients: optim.Remote) -> None:
         """What the service has counted. All its parts see the same gradients, of which one may come too late for some
         of them only: it counts as refused."""
         parts = [retry(server.statistics) for server in self._servers]
         counted = {name: max(part.get(name, 0) for part in parts) for name in set().union(*parts)}
-        counted["version"] = self._gradients.version  # the one that was published: the service may have gone on
+        counted["version"] = gradients.version  # the one that was published: the service may have gone on
         for name, source in COUNTS.items():
             self._service.set_count(name, counted.get(source, 0))
         self._service.flush()
-        self._reporter.set_count("lost_updates", self._gradients.lost_updates)
+        self._reporter.set_count("lost_updates", gradients.lost_updates)
         before, self._counted = self._counted, counted
-        gradients, staleness = (counted.get(name, 0) - before.get(name, 0) for name in ("gradients", "staleness"))
-        if gradients > 0:
-            self._reporter.values["staleness"] = staleness / gradients
+        pushed, staleness = (counted.get(name, 0) - before.get(name, 0) for name in ("gradients", "staleness"))
+        if pushed > 0:
+            self._reporter.values["staleness"] = staleness / pushed
         self._reporter.values["version"] = counted["version"]
         if counted.get("not_finite_in_a_row", 0) >= MAX_REFUSED:
             raise NonFinite(

@@ -23,7 +23,7 @@ from shoal.flat import FlatOptimizer
 from shoal.program import Context, Future, NodeDied, current, futures
 from shoal.retry import retry
 from shoal.services.weights import WeightStore
-from shoal.state import as_arrays
+from shoal.state import Scope, State, as_arrays
 from shoal.sync import Condition
 from shoal.types import Role
 from shoal.versions import NONE
@@ -59,6 +59,7 @@ class GradientServer:
 
     role = Role.GRADIENTS
     restart = True
+    in_checkpoints = True
 
     def __init__(
         self,
@@ -92,9 +93,9 @@ class GradientServer:
         self._closed = False
         self._node, self._life = current().name, current().restarts
         if self._life and snapshots is not None:
-            kept = (retry(snapshots.kept_snapshot) or {}).get(STATES, {})
-            if self._node in kept:
-                self.load_state_dict(kept[self._node])
+            kept = retry(lambda: snapshots.kept_snapshot(self._node))
+            if kept is not None:
+                self.load_state_dict(kept)
 
     # ---- what workers call
 
@@ -163,7 +164,7 @@ class GradientServer:
         with self._changed:
             return self._last.get(worker, (NONE, False))[0]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, scope: Scope = "own") -> State:
         """Parameters, moments, counts, and what is pending of a step: enough to go on as if nothing had happened."""
         with self._changed:
             state: dict[str, Any] = {
@@ -178,7 +179,7 @@ class GradientServer:
                 state |= {"parameters": self._parameters.copy(), "optimizer": as_arrays(self._optimizer.state_dict())}
             return copy.deepcopy(state)
 
-    def kept_state(self) -> tuple[str, dict[str, Any]]:
+    def named_state(self) -> tuple[str, State]:
         """Its node's name, and its state."""
         return self._node, self.state_dict()
 
@@ -277,10 +278,10 @@ class GradientServer:
         self._changed.notify_all()
 
 
-def states_of(servers: Sequence[GradientServer]) -> dict[str, Any]:
-    """A snapshot of which every server finds its own part in its next life."""
-    asked = [futures(server).kept_state() for server in servers]
-    return {STATES: dict(call.result() for call in asked)}
+def states_of(servers: Sequence[GradientServer]) -> dict[str, State]:
+    """The states of servers, by node; asked for at the same time."""
+    asked = [futures(server).named_state() for server in servers]
+    return dict(call.result() for call in asked)
 
 
 class Pushed(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.retry import retry
+from shoal.state import Scope, State
 from shoal.sync import Condition, monotonic
 from shoal.types import Role
 
@@ -26,6 +27,7 @@ class Metrics:
     """
 
     role = Role.METRICS
+    in_checkpoints = True
     restart = True  # the driver has what it last said, and the nodes what they have counted
 
     def __init__(self, max_steps: int | None = None) -> None:  # that all environments together may make
@@ -40,7 +42,7 @@ class Metrics:
         self._evaluations: list[dict[str, Any]] = []
         self._forgotten = 0  # evaluations before these
         self._notes: list[str] = []
-        self._first_step: float | None = None
+        self._begun: float | None = None  # when the first environment step was made, or the first update
         self._first_update: float | None = None
 
     def report(
@@ -78,11 +80,11 @@ class Metrics:
         for name, count in counts.items():
             self._sums[name] += max(0.0, count - before.get(name, 0.0))
         self._lives[node] = (life, before | {name: max(count, before.get(name, 0.0)) for name, count in counts.items()})
-        if "env_steps" in counts and self._first_step is None:
-            self._first_step = monotonic()
+        if self._begun is None and ("env_steps" in counts or counts.get("learner_steps")):
+            self._begun = monotonic()
 
     def evaluation(self, record: dict[str, Any]) -> None:
-        """A finished evaluation; `seconds` since the first actor step is added here, where both arrive."""
+        """A finished evaluation; `seconds` of training is added here, where both arrive."""
         with self._lock:
             steps = int(self._sums.get("env_steps", 0.0))
             self._evaluations.append({**record, "seconds": self._train_seconds(), "env_steps": steps})
@@ -113,11 +115,12 @@ class Metrics:
                 "first_update": self._first_update,
             }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Counts, and where the clock and the evaluations stand; what was read already is with who read it."""
+    def state_dict(self, scope: Scope = "own") -> State:
+        """Counts, and where the clock and the evaluations stand; what was read already is with who read it. All nodes
+        together count on, by the same clock."""
         with self._lock:
             lasting = {node: counts for node, (life, counts) in self._lives.items() if life == LASTING}
-            return {
+            state: State = {
                 "counts": dict(
                     _sums(self._ended, [counts for life, counts in self._lives.values() if life != LASTING])
                 ),
@@ -125,15 +128,13 @@ class Metrics:
                 "values": dict(self._values),
                 "notes": list(self._notes),
                 "evaluations": self._forgotten + len(self._evaluations),
-                "train_seconds": None if self._first_step is None else self._train_seconds(),
+                "train_seconds": None if self._begun is None else self._train_seconds(),
             }
-
-    def exact_state(self) -> dict[str, Any]:
-        """The same for a run whose nodes count on, by the same clock."""
-        with self._lock:
-            exact: dict[str, Any] = {"ended": dict(self._ended), "first_step": self._first_step}
-            exact["lives"] = {node: [life, dict(counts)] for node, (life, counts) in self._lives.items()}
-            return self.state_dict() | {"exact": exact | {"evaluations": copy.deepcopy(self._evaluations)}}
+            if scope == "exact":
+                exact: State = {"ended": dict(self._ended), "begun": self._begun}
+                exact["lives"] = {node: [life, dict(counts)] for node, (life, counts) in self._lives.items()}
+                state["exact"] = exact | {"evaluations": copy.deepcopy(self._evaluations)}
+            return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what a former run has counted; or, with `lives`, in a run whose nodes count on."""
@@ -143,18 +144,18 @@ class Metrics:
             self._values, self._notes = dict(state["values"]), list(state["notes"])
             self._evaluations, self._forgotten = [], state["evaluations"]
             seconds = state["train_seconds"]
-            self._first_step = None if seconds is None else monotonic() - seconds
+            self._begun = None if seconds is None else monotonic() - seconds
             self._first_update = state.get("first_update")
             if "exact" in state:  # by the same clock, and of nodes that count on
                 exact = state["exact"]
                 self._ended = defaultdict(float, exact["ended"])
                 self._lives = {name: (int(life), dict(counts)) for name, (life, counts) in exact["lives"].items()}
-                self._first_step, self._evaluations = exact["first_step"], list(exact["evaluations"])
+                self._begun, self._evaluations = exact["begun"], list(exact["evaluations"])
                 self._forgotten = state["evaluations"] - len(self._evaluations)
             self._sums = _sums(self._ended, [counts for _, counts in self._lives.values()])
 
     def _train_seconds(self) -> float:
-        return 0.0 if self._first_step is None else monotonic() - self._first_step
+        return 0.0 if self._begun is None else monotonic() - self._begun
 
 
 def _sums(ended: Mapping[str, float], lives: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -168,7 +169,8 @@ def _sums(ended: Mapping[str, float], lives: Iterable[Mapping[str, float]]) -> d
 def next_life(snapshot: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
     """The state in which a service that was lost goes on, by who has read a snapshot and so many evaluations of it."""
     kept = {name: snapshot[name] for name in ("lives", "values", "notes", "first_update")}
-    seconds = snapshot["train_seconds"] if snapshot["counts"].get("env_steps") else None
+    begun = any(snapshot["counts"].get(name) for name in ("env_steps", "learner_steps"))
+    seconds = snapshot["train_seconds"] if begun else None
     return kept | {"counts": snapshot["ended"], "evaluations": evaluations, "train_seconds": seconds}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.program import futures
+from shoal.state import Scope, State
 from shoal.sync import Condition
 from shoal.types import Arrays, Columns, Role
 from shoal.versions import NONE, number
@@ -89,12 +90,12 @@ class SharedWeights:
     def version(self) -> int:
         return int(self.store.version())
 
-    def keep_snapshot(self, state: Any) -> None:
+    def keep_snapshot(self, node: str, state: Any) -> None:
         """See `WeightStore`; nothing waits for it."""
-        futures(self.store).keep_snapshot(state)
+        futures(self.store).keep_snapshot(node, state)
 
-    def kept_snapshot(self) -> Any:
-        return self.store.kept_snapshot()
+    def kept_snapshot(self, node: str) -> Any:
+        return self.store.kept_snapshot(node)
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -171,7 +172,7 @@ class WeightStore:
         self._changed = Condition()
         self._version = NONE
         self._weights: Columns = {}
-        self._snapshot: Any = None
+        self._snapshots: dict[str, Any] = {}  # by node
         self._closed = False
 
     def publish(self, weights: Arrays, version: int) -> None:
@@ -215,24 +216,24 @@ class WeightStore:
     def version(self) -> int:
         return self._version
 
-    def keep_snapshot(self, state: Any) -> None:
-        """Keep a learner's whole state, of arrays and numbers, for its next life."""
+    def keep_snapshot(self, node: str, state: Any) -> None:
+        """Keep a node's own state, as a checkpoint has it, for its next life."""
         kept = copy.deepcopy(state)  # the arrays of a message are the sender's memory
         with self._changed:
-            self._snapshot = kept
+            self._snapshots[node] = kept
 
-    def kept_snapshot(self) -> Any:
-        """What was kept last; None before."""
+    def kept_snapshot(self, node: str) -> Any:
+        """What was kept of it last; None before."""
         with self._changed:
-            return self._snapshot
+            return self._snapshots.get(node)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The version and the weights published through this object, and the snapshot kept; arrays and numbers."""
+    def state_dict(self, scope: Scope = "own") -> State:
+        """The version and the weights published through this object, and the snapshots kept; arrays and numbers."""
         with self._changed:
             return {
                 "version": self._version,
                 "weights": {name: value.copy() for name, value in self._weights.items()},
-                "snapshot": copy.deepcopy(self._snapshot),
+                "snapshots": copy.deepcopy(self._snapshots),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -240,7 +241,7 @@ class WeightStore:
         with self._changed:
             self._version = int(state["version"])
             self._weights = {name: np.array(value) for name, value in state["weights"].items()}
-            self._snapshot = copy.deepcopy(state["snapshot"])
+            self._snapshots = copy.deepcopy(dict(state["snapshots"]))
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def test_every_node_takes_its_own_part_and_a_replay_its_save(tmp_path: Path) -> 
     states = states_of(described(), tmp_path, PARTS, META)
     assert states["actor/0"] is PARTS["actor-0"]
     assert states["run"] is PARTS["run"]
-    assert states["weights"] == {"version": 7, "weights": PARTS["weights"], "snapshot": {"updates": 7}}
+    assert states["weights"] == {"version": 7, "weights": PARTS["weights"], "snapshots": {"learner": {"updates": 7}}}
     assert states["replay"] == {"path": str(tmp_path / "replay" / "replay"), "tag": "000004"}
 
 

@@ -411,7 +411,7 @@ def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -
     parts["actor-2"] = {"a": 2}
     assert start_program(program, parts, {}) == 2, "actors that have no place any more"
     started = {name: node.start for name, node in program.nodes.items()}
-    assert started["weights"]["snapshot"] == {"updates": 3}
+    assert started["learner"] == {"updates": 3}
     assert started["metrics"] == {"m": 1}
     assert started["actor/0"] == {"a": 0}
     assert started["learner"] is None

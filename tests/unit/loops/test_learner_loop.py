@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,13 +12,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from shoal.learning import Update
+from shoal.learning import Learning, Taken, Update
 from shoal.loops.keeper import LOOK, SNAPSHOT_EVERY, SNAPSHOT_SHARE, Keeper
-from shoal.loops.learner import MAX_REFUSED, PATIENCE, LearnerLoop, NonFinite, _transitions
+from shoal.loops.learner import LEARNER, MAX_REFUSED, LearnerLoop, NonFinite
 from shoal.loops.prefetch import Prefetch
+from shoal.loops.sources import PATIENCE, TableSource, transitions
 from shoal.nets.targets import Target
 from shoal.nets.weights import export_weights
-from shoal.program import Capabilities, Context, Done, NodeDied
+from shoal.program import Capabilities, Context, NodeDied
 from shoal.replay import MinSize, Prioritized, Replay, ReplayTimeout, Table, Writer, n_step
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -68,11 +70,19 @@ def loop_over(
     **options: Any,
 ) -> tuple[LearnerLoop, Recording]:
     made, weights = made or Recording(), weights or WeightStore()
+    reading = {name: options.pop(name) for name in ("trim_every", "synchronous") if name in options}
+    return LearnerLoop(lambda seed: made, reads(replay, beta=0.4, **reading), weights, metrics, **options), made
+
+
+def reads(replay: Any, **options: Any) -> Any:
     space = spaces.Box(-1.0, 1.0, (2,))
-    loop = LearnerLoop(
-        lambda seed: made, "items", BATCH, replay, weights, metrics, observation_space=space, beta=0.4, **options
-    )
-    return loop, made
+    return partial(TableSource, replay=replay, table="items", batch=BATCH, observation_space=space, **options)
+
+
+def source_over(replay: Any, rank: int = 0, **where: Any) -> TableSource:
+    """A source by itself, for a learner that stands at these counts."""
+    learning = Learning(Recording(), torch.device("cpu"), rank=rank, learners=rank + 1, **where)
+    return cast(TableSource, reads(replay)(learning))
 
 
 def test_importance_weights_come_with_the_batch_and_priorities_go_back() -> None:
@@ -108,7 +118,7 @@ def test_of_several_learners_the_first_alone_cuts_the_table_down() -> None:
     replay = filled()
     loop, _ = loop_over(replay, Metrics(), trim_every=1)
     sizes = []
-    for loop._leads in (False, True):
+    for loop._learning.rank in (1, 0):
         loop.step()
         sizes.append(replay.info()["items"]["size"])
     assert sizes == [ITEMS, CAPACITY]
@@ -147,11 +157,11 @@ def test_an_actors_staleness_counts_updates() -> None:
 def test_weights_are_published_every_so_many_updates_and_once_more_with_the_report() -> None:
     weights = WeightStore()
     loop, _ = loop_over(filled(), Metrics(), publish_every=2, weights=weights)
-    published = [number(weights.version())]
+    published = []
     for _ in range(5):
         loop.step()
         published.append(number(weights.version()))
-    assert published == [0, 0, 2, 2, 4, 4]
+    assert published == [0, 2, 2, 4, 4]
     loop.report()
     assert number(weights.version()) == 5
     weights.publish({}, make_version(9, 9))
@@ -174,7 +184,7 @@ def test_as_many_batches_are_asked_for_as_are_to_be_under_way() -> None:
 
     for ahead in (0, 2):
         asked = 0
-        Prefetch(request, None, torch.device("cpu"), ahead=ahead)
+        Prefetch(request, None, torch.device("cpu"), ahead=ahead).ask()
         assert asked == ahead + 1
 
 
@@ -225,24 +235,59 @@ def test_whoever_waits_for_data_looks_around_and_counts_what_was_lost_with_a_rep
 
 
 def test_items_lost_with_shards_are_counted_as_the_front_says_and_never_taken_back() -> None:
-    metrics = Metrics()
-    loop, _ = loop_over(filled(), metrics)
-    for told in (3, 5, 2):  # a front that was started again begins anew
-        loop._count_lost_items(told)
-    loop.report()
-    assert metrics.snapshot()["counts"]["lost_items"] == 7
-    loop._prefetch.lost_items = 11
-    loop._count_lost_items(None)
-    loop.report()
-    assert metrics.snapshot()["counts"]["lost_items"] == 11
+    replay = Told(*({"lost_items": lost} for lost in (3, 5, 2)))  # a front that was started again begins anew
+    source = source_over(replay)
+    found = []
+    for _ in range(4):
+        source.measure(taken_of(np.array([0])))
+        found.append(source.counts().get("lost_items"))
+    assert found == [None, 3, 5, 7]
+
+
+def test_items_lost_with_a_replay_are_counted_by_the_first_of_several_learners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.loops.prefetch.sleep", lambda seconds: None)
+    for rank, counted in ((0, ITEMS - BATCH), (1, None)):
+        sample = filled().sample("items", BATCH)
+        source = source_over(SimpleNamespace(sample=Answers(sample, NodeDied("gone"), sample)), rank)
+        source.take()
+        source.take()
+        assert source.counts().get("lost_items") == counted
+
+
+class Answers:
+    """What a replay says to one call after the other."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._script = Script(*answers)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._script.result()
+
+
+class Told:
+    """A replay that tells these things of its table, one after the other."""
+
+    def __init__(self, *told: dict[str, Any]) -> None:
+        self._told = list(told)
+
+    def info(self) -> Any:
+        table = {"size": 0, "inserts_per_second": 0.0}
+        return {"items": table | (self._told.pop(0) if self._told else {})}
+
+
+def taken_of(version: Any, **data: Any) -> Taken:
+    """A batch that was acted with these versions."""
+    sample = SimpleNamespace(data={"version": version, **data}, priorities=np.ones(1))
+    return Taken({}, 0, sample)
 
 
 def test_what_the_last_look_at_the_table_said_is_what_would_be_lost_with_it() -> None:
-    loop, _ = loop_over(filled(), Metrics())
-    loop._watching = Done({"items": {"size": 77, "inserts_per_second": 0.0}})
-    sample = cast(Any, SimpleNamespace(data={"version": np.array([make_version(0, 1)])}))
-    loop._measure(sample)
-    assert loop._prefetch.there == 77
+    source = source_over(Told({"size": 77}))
+    source.measure(taken_of(np.array([make_version(0, 1)])))
+    source.measure(taken_of(np.array([make_version(0, 1)])))
+    assert source._prefetch.there == 77
 
 
 def test_a_restarted_learner_counts_the_updates_that_its_snapshot_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,11 +295,11 @@ def test_a_restarted_learner_counts_the_updates_that_its_snapshot_has_not(monkey
     first, _ = loop_over(filled(), Metrics(), weights=weights)
     for _ in range(3):
         first.step()
-    first._keep_snapshot()
+    weights.keep_snapshot(LEARNER, first.state_dict())
     weights.publish(export_weights(nn.Linear(1, 1)), make_version(0, 5))
     monkeypatch.setattr("shoal.loops.learner.current", lambda: Context("learner", 1, 1))
-    again, _ = loop_over(filled(), metrics, weights=weights)
-    again.report()
+    again, _ = loop_over(filled(), metrics, weights=weights, max_updates=3)
+    assert again.step() is False
     assert again.updates == 3
     assert metrics.snapshot()["counts"]["lost_updates"] == 2
     assert weights.version() == make_version(1, 3)
@@ -265,11 +310,11 @@ def test_snapshots_are_kept_when_they_are_due_and_not_with_every_update(monkeypa
     monkeypatch.setattr("shoal.loops.keeper.monotonic", lambda: clock[0])
 
     class Keeping(WeightStore):
-        def keep_snapshot(self, state: Any) -> None:
+        def keep_snapshot(self, node: str, state: Any) -> None:
             kept.append(state["updates"])
 
     loop, _ = loop_over(filled(), Metrics(), weights=Keeping())
-    for clock[0] in (50.5, 51.0, 50.0 + SNAPSHOT_EVERY, 52.5):
+    for clock[0] in (50.0, 51.0, 50.0 + SNAPSHOT_EVERY, 52.5):
         loop.step()
     assert kept == [0, 3]
 
@@ -284,7 +329,7 @@ def test_a_keeper_looks_now_and_then_and_lacks_only_what_is_older(monkeypatch: p
             return 5
 
     keeper = Keeper(Asked())
-    keeper.keep(lambda: None)
+    keeper.keep(lambda: {"learner": {}})
     found = []
     for clock[0], version in ((50.0, 5), (50.1, 6), (50.0 + LOOK, 6)):
         found.append(keeper.lacks(version))
@@ -305,33 +350,24 @@ def test_targets_begin_with_weights_that_come_without_a_state() -> None:
 
 def test_learners_that_meet_again_let_what_lost_ones_asked_for_pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    member = SimpleNamespace(generation=3, largest=float)
+    member = SimpleNamespace(generation=3, largest=float, rank=0, size=2)
     monkeypatch.setattr("shoal.loops.learner.sleep", slept.append)
-    monkeypatch.setattr("shoal.loops.learner.Member", lambda group, rank, size: member)
     weights, made = WeightStore(), Recording()
 
-    def loop() -> LearnerLoop:
-        return LearnerLoop(
-            lambda seed, peers: made,
-            "items",
-            BATCH,
-            filled(),
-            weights,
-            Metrics(),
-            observation_space=spaces.Box(-1.0, 1.0, (2,)),
-            group=cast(Any, object()),
-            learners=2,
-        )
+    def step() -> None:
+        join = cast(Any, lambda: member)
+        LearnerLoop(lambda seed, peers: made, reads(filled()), weights, Metrics(), join=join, max_updates=0).step()
 
-    loop()
+    step()
     assert slept == [], "there is nobody before the first"
-    loop()
+    step()
     assert slept == [2 * PATIENCE]
     assert weights.version() == make_version(3, 0)
 
 
 def test_of_several_learners_the_first_alone_ends_by_itself() -> None:
     loop, _ = loop_over(filled(), Metrics())
+    loop.step()
     loop._leads = False
     loop.finish()
     assert loop.step() is True
@@ -342,8 +378,8 @@ def test_of_several_learners_the_first_alone_ends_by_itself() -> None:
 
 def test_a_slice_trains_its_valid_rows_but_the_last_and_a_transition_is_one() -> None:
     valid = np.array([[True, True], [False, True], [True, True]])
-    assert _transitions({"valid": valid, "version": np.zeros((3, 2))}) == 3
-    assert _transitions({"valid": np.ones(5, bool), "version": np.zeros(5)}) == 5
+    assert transitions({"valid": valid, "version": np.zeros((3, 2))}) == 3
+    assert transitions({"valid": np.ones(5, bool), "version": np.zeros(5)}) == 5
 
 
 def test_updates_that_are_refused_in_a_row_end_the_learner_and_one_in_between_forgives() -> None:
@@ -367,31 +403,38 @@ def test_a_learner_goes_on_with_its_count_of_updates() -> None:
     loop, _ = loop_over(filled(), Metrics())
     for _ in range(3):
         loop.step()
-    state = loop.checkpoint()
+    state = loop.state_dict()
     assert (state["updates"], state["refused"]) == (3, 0)
     again, _ = loop_over(filled(), Metrics())
     again.load_state_dict(as_tensors(state))
-    assert again.checkpoint()["updates"] == 3
+    assert again.state_dict()["updates"] == 3
 
 
 def test_the_weights_that_are_left_tell_how_many_updates_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = WeightStore()
     weights.publish(export_weights(nn.Linear(1, 1)), make_version(0, 41))
     monkeypatch.setattr("shoal.loops.learner.current", lambda: Context("learner", 1, 1))
-    loop_over(filled(), Metrics(), weights=weights)
+    loop_over(filled(), Metrics(), weights=weights, max_updates=41)[0].step()
     assert weights.version() == make_version(1, 41)
 
 
 def test_staleness_is_that_of_rows_that_exist_and_the_ratio_is_samples_per_insert() -> None:
-    loop, _ = loop_over(filled(), Metrics())
-    loop._updates = 11
-    version = np.array([[make_version(0, 4), make_version(1, 8)], [make_version(0, 6), 0]])
-    sample = cast(Any, SimpleNamespace(data={"version": version, "mask": np.array([[True, True], [True, False]])}))
-    table = {"size": 7, "inserts_per_second": 4.0, "samples_per_second": 10.0}
-    loop._watching = Done({"items": table})
-    values = loop._measure(sample)
+    source = source_over(Told({"size": 7, "inserts_per_second": 4.0, "samples_per_second": 10.0}), updates=11)
+    version = np.array([[make_version(0, 4), make_version(0, 8)], [make_version(0, 6), 0]])
+    taken = taken_of(version, mask=np.array([[True, True], [True, False]]))
+    source.measure(taken)
+    values = source.measure(taken)
     assert values["staleness"] == 10 - 6.0
     assert (values["samples_per_insert"], values["replay_size"]) == (2.5, 7)
+
+
+def test_staleness_is_never_negative_also_after_a_restart_that_lost_updates() -> None:
+    """A learner that had made 21 updates goes on from 12: what its former life acted with counts as where it began."""
+    source = source_over(Told(), updates=12, begun=12, generation=1)
+    assert source.measure(taken_of(np.full(4, make_version(0, 21))))["staleness"] == 0.0
+    source = source_over(Told(), updates=15, begun=12, generation=1)
+    former = np.array([make_version(0, 21), make_version(0, 10), make_version(1, 14)])
+    assert source.measure(taken_of(former))["staleness"] == pytest.approx(np.mean([14 - 12, 14 - 10, 0]))
 
 
 def test_snapshots_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,10 +442,11 @@ def test_snapshots_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("shoal.loops.keeper.monotonic", lambda: clock[0])
 
     class Slow(WeightStore):
-        def keep_snapshot(self, state: Any) -> None:
+        def keep_snapshot(self, node: str, state: Any) -> None:
             clock[0] += 0.5
 
-    loop, _ = loop_over(filled(), Metrics(), weights=Slow())
+    loop, _ = loop_over(filled(), Metrics(), weights=Slow(), max_updates=0)
+    loop.step()
     assert loop._keeper._next_snapshot == pytest.approx(50.0 + 0.5 / SNAPSHOT_SHARE)
 
 
@@ -418,4 +462,4 @@ def test_a_weight_service_that_was_lost_gets_weights_and_snapshot_again(monkeypa
     loop._look_around()
     assert weights.version() == published
     assert weights.newer() is not None
-    assert weights.kept_snapshot()["updates"] == 1
+    assert weights.kept_snapshot(LEARNER)["updates"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from shoal.learning import Update
 from shoal.loops.learner import LearnerLoop
+from shoal.loops.sources import TableSource
 from shoal.replay import MinSize, Replay, Table, Uniform, Writer, n_step
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -61,17 +63,15 @@ class Scripted:
 
 def loop_over(*samples: Any, metrics: Metrics | None = None, **options: Any) -> tuple[LearnerLoop, Counting]:
     made = Counting()
-    loop = LearnerLoop(
-        lambda seed: cast(Any, made),
-        "items",
-        BATCH,
-        cast(Any, Scripted(*samples)),
-        WeightStore(),
-        metrics or Metrics(),
+    source = partial(
+        TableSource,
+        replay=cast(Any, Scripted(*samples)),
+        table="items",
+        batch=BATCH,
         observation_space=spaces.Box(-1.0, 1.0, (2,)),
-        **options,
+        synchronous=options.pop("synchronous", False),
     )
-    return loop, made
+    return LearnerLoop(lambda seed: cast(Any, made), source, WeightStore(), metrics or Metrics(), **options), made
 
 
 def test_items_of_older_weights_are_thrown_away_and_counted() -> None:

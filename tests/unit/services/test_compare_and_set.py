@@ -132,10 +132,10 @@ def test_threads_of_a_process_exclude_each_other_too() -> None:
 def test_a_store_goes_on_from_its_state() -> None:
     store, other = WeightStore(), WeightStore()
     store.publish({"number": np.ones(1)}, 4)
-    store.keep_snapshot({"updates": 7, "moments": np.ones(2)})
+    store.keep_snapshot("learner", {"updates": 7, "moments": np.ones(2)})
     other.load_state_dict(store.state_dict())
     assert other.version() == 4
     assert other.newer(3)[1]["number"].tolist() == [1.0]  # type: ignore[index]
-    assert other.kept_snapshot()["updates"] == 7
-    store.keep_snapshot(None)
-    assert other.kept_snapshot() is not None
+    assert other.kept_snapshot("learner")["updates"] == 7
+    store.keep_snapshot("learner", None)
+    assert other.kept_snapshot("learner") is not None

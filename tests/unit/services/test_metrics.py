@@ -304,7 +304,7 @@ def test_evaluations_of_an_exact_state_keep_their_places() -> None:
     before, after = Metrics(), Metrics()
     for version in range(2 * KEPT + 3):
         before.evaluation({"version": version})
-    after.load_state_dict(before.exact_state())
+    after.load_state_dict(before.state_dict("exact"))
     place = 2 * KEPT + 1
     assert [row["version"] for row in after.snapshot(place)["evaluations"]] == [place, place + 1]
     assert after.state_dict()["evaluations"] == before.state_dict()["evaluations"] == 2 * KEPT + 3

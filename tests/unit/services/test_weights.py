@@ -36,10 +36,10 @@ def test_what_was_published_is_the_stores_own() -> None:
 
 def test_a_snapshot_is_the_stores_own() -> None:
     store, state = WeightStore(), {"updates": 3, "moments": [np.ones(2)]}
-    assert store.kept_snapshot() is None
-    store.keep_snapshot(state)
+    assert store.kept_snapshot("learner") is None
+    store.keep_snapshot("learner", state)
     state["moments"][0][:] = 7.0  # type: ignore[index]
-    assert store.kept_snapshot()["moments"][0].tolist() == [1.0, 1.0]
+    assert store.kept_snapshot("learner")["moments"][0].tolist() == [1.0, 1.0]
 
 
 def test_announcements_that_overtake_each_other_leave_the_newest() -> None:
@@ -62,12 +62,12 @@ def test_compare_and_set_takes_exactly_the_version_that_is_there(expected: int, 
 def test_a_stores_state_goes_on_elsewhere() -> None:
     store, again = WeightStore(), WeightStore()
     store.publish(weights(2.0), 4)
-    store.keep_snapshot({"updates": 4})
+    store.keep_snapshot("learner", {"updates": 4})
     state = store.state_dict()
     state["weights"]["w"].flags.writeable = True
     again.load_state_dict(state)
     state["weights"]["w"][:] = 0.0
-    assert (read_from(again), again.kept_snapshot()) == ((4, [2.0] * 3), {"updates": 4})
+    assert (read_from(again), again.kept_snapshot("learner")) == ((4, [2.0] * 3), {"updates": 4})
 
 
 @pytest.fixture
