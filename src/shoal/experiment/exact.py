@@ -81,8 +81,8 @@ def can_go_on(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any
 
 
 def states_of(program: Program, run: Path, parts: Mapping[str, Any], meta: Mapping[str, Any]) -> States:
-    """The states of a program's nodes, out of the parts of a checkpoint. Gradient services have theirs from the
-    beginning: a worker is not made before there are parameters."""
+    """The states of a program's nodes, out of the parts of a checkpoint. Weights and gradient services
+    have theirs from the beginning: no actor or worker is made before there are parameters."""
     if not isinstance(shared := parts.get(SHARED), Mapping) or "version" not in shared:
         raise UserError(f"The newest checkpoint of {run} is damaged: it lacks what its nodes share; remove its folder.")
     states = {name: parts[name.replace("/", "-")] for name in program.nodes if name not in replay_nodes(program)}
@@ -92,7 +92,7 @@ def states_of(program: Program, run: Path, parts: Mapping[str, Any], meta: Mappi
         "weights": parts[WEIGHTS.name],
         "snapshots": {LEARNER.name: learner} if learner else {},  # for the learner's next life
     }
-    for node in program.with_role(Role.GRADIENTS):
+    for node in program.with_role(Role.WEIGHTS, Role.GRADIENTS):
         program.start_from(node.name, states[node.name])
     for node, tag in meta[REPLAY].items():
         states[node] = {"path": str(folder_of(run, node)), "tag": tag}

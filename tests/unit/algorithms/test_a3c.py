@@ -197,6 +197,7 @@ def test_parameters_are_published_under_the_names_that_policies_load() -> None:
     server = GradientServer(rate=0.1)
     weights = WeightStore()
     publisher = Publisher(partial(make_actor_critic, cfg, env), [server], weights, Metrics())
+    publisher._begin()
     first = weights.newer(NONE)
     size = server.pull().parameters.size  # type: ignore[union-attr]
     server.push("a", 0, np.ones(size, np.float32), 0)
@@ -214,6 +215,7 @@ def test_the_run_ends_with_a_sentence_when_no_gradient_is_finite() -> None:
     env = envs.describe("CartPole-v1")
     server = GradientServer(rate=0.1)
     publisher = Publisher(partial(make_actor_critic, small(), env), [server], WeightStore(), Metrics())
+    publisher._begin()
     bad = np.full(server.pull().parameters.size, np.nan, np.float32)  # type: ignore[union-attr]
     for sequence in range(MAX_REFUSED - 1):
         server.push(f"worker/{sequence % 2}", sequence, bad, 0)

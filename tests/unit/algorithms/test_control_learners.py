@@ -296,7 +296,7 @@ def test_with_uniform_replay_actors_need_no_critic_and_learners_read_no_importan
     assert (sample.priorities == 1.0).all()
     assert update(learner_of(cfg), sample.data, VECTOR).applied
     nodes = d4pg.program(cfg, envs.describe("Pendulum-v1"), Settings()).nodes
-    assert nodes["learner"].kwargs["beta"] is None, "without it the loop sends no priorities back"
+    assert nodes["learner"].args[1].keywords["beta"] is None, "without it the loop sends no priorities back"
 
 
 def note_of(cfg: Any, reward: float) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,11 +19,14 @@ from shoal import envs, optim
 from shoal.algorithms import a3c, apex_dpg, apex_dqn, appo, d4pg, impala, ppo, r2d2, sac, td3
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
+from shoal.learning import Learning
 from shoal.loops.evaluator import AT_ONCE
+from shoal.loops.sources import TableSource
 from shoal.loops.wiring import TRIM_EVERY, Settings, _whole_requests
 from shoal.program import Handle, Node
 from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
 from shoal.runs import registry
+from shoal.services.group import Member
 
 SETTINGS = Settings(target=123.0, max_updates=77, frozen="torso.*", eval_episodes=6, eval_every=2.5)
 ACTING: dict[str, Any] = {"actors": 3, "envs_per_actor": 5, "vectorizer": "sync"}
@@ -88,20 +92,24 @@ def check_actors(page: Any, cfg: Any, pattern: Any, table: str, rows: int, synch
 
 
 def check_learners(page: Any, cfg: Any, table: str, batch: int, **expected: Any) -> None:
-    """One learner has the whole batch, three have a third each."""
+    """Each learner reads the batches of all, of which it takes its share."""
+    publish_every = expected.pop("publish_every", 1)
     for count in (1, 3):
         nodes, env = nodes_of(page, dataclasses.replace(cfg, learners=count))
         for rank in range(count):
             node = nodes["learner" if rank == 0 else f"learner/{rank}"]
-            make, name, items, replay, weights, metrics = node.args
+            make, source, weights, metrics = node.args
             assert make.func is LEARNERS[page]
             assert make.args == (dataclasses.replace(cfg, learners=count), env)
-            assert (name, items) == (table, batch // count)
-            assert (replay, weights, metrics) == (Handle("replay"), Handle("weights"), Handle("metrics"))
-            group = Handle("group") if count > 1 else None
-            own = {"rank": rank, "learners": count, "group": group, "device": "cpu", "max_updates": 77}
-            own |= {"observation_space": env.observation_space, "frozen": "torso.*"}
-            assert node.kwargs == own | expected
+            reading = {"replay": Handle("replay"), "table": table, "batch": batch, "prefetch": 1, "synchronous": False}
+            reading |= {"observation_space": env.observation_space}
+            assert made_of(source) == (TableSource, (), reading | expected)
+            assert (weights, metrics) == (Handle("weights"), Handle("metrics"))
+            kwargs = dict(node.kwargs)
+            join = kwargs.pop("join")
+            assert (join and made_of(join)) == ((Member, (Handle("group"), rank, count), {}) if count > 1 else None)
+            own = {"device": "cpu", "max_updates": 77, "publish_every": publish_every, "frozen": "torso.*"}
+            assert kwargs == own
             assert node.resources.threads == cfg.learner_threads
 
 
@@ -377,7 +385,18 @@ def test_policies_act_on_the_device_they_are_told(page: Any) -> None:
 @pytest.mark.parametrize(("learners", "shares"), [(1, [48]), (3, [16, 16, 16]), (5, [9, 10, 9, 10, 10])])
 def test_learners_share_a_batch_without_losing_an_item(learners: int, shares: list[int]) -> None:
     nodes, _ = nodes_of(apex_dqn, apex_dqn.Config(**EXPERIENCE, learners=learners))
-    found = [node.args[2] for name, node in nodes.items() if name.partition("/")[0] == "learner"]
+    found: list[int] = []
+
+    class Asked:
+        def sample(self, table: str, batch: int, timeout: float | None) -> Any:
+            found.append(batch)
+            raise KeyError
+
+    for rank in range(learners):
+        source = nodes["learner" if rank == 0 else f"learner/{rank}"].args[1]
+        learning = Learning(cast(Any, None), torch.device("cpu"), rank=rank, learners=learners)
+        with pytest.raises(KeyError):
+            partial(source.func, **source.keywords | {"replay": Asked(), "prefetch": 0})(learning).wait()
     assert found == shares
     assert sum(found) == EXPERIENCE["batch"]
 

@@ -404,7 +404,7 @@ def test_with_uniform_replay_nothing_is_recorded_and_no_priorities_are_asked_for
     policy = page.make_policy(cfg, SPEC, seed=1)
     assert policy.act(np.zeros((4, 3), np.float32), {}, np.zeros(4, np.bool_))[2] == {}
     nodes = page.program(cfg, envs.describe("Pendulum-v1"), Settings()).nodes
-    assert nodes["learner"].kwargs["beta"] is None
+    assert nodes["learner"].args[1].keywords["beta"] is None
 
 
 @both

@@ -21,6 +21,7 @@ from shoal.replay.checkpoint import manifest_name
 from shoal.runs.options import RunOptions
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
+from shoal.types import Role
 from shoal.versions import make_version
 
 
@@ -39,8 +40,12 @@ class Answer:
         return self.value
 
 
-class Learner:
+class Kept:
     in_checkpoints = True
+
+
+class Learner(Kept):
+    role = Role.LEARNER
 
 
 class Plain: ...
@@ -86,9 +91,11 @@ class Run:
 
 def make(tmp_path: Path, **options: Any) -> tuple[Checkpointer, Run, list[str]]:
     program = Program()
-    for name, kind in (("metrics", Plain), ("weights", Plain), ("learner", Learner), ("learner/1", Learner)):
-        program.add(name, kind)
-    program.add("actor/0", Learner)
+    program.add("metrics", Kept)
+    program.add("weights", Plain)
+    for name in ("learner", "learner/1"):
+        program.group("learners").add(name, Learner)
+    program.add("actor/0", Kept)
     program.add("evaluator", Plain)
     if options.get("checkpoint_replay"):
         for name in ("replay/0", "replay/1"):
@@ -263,7 +270,7 @@ def test_of_a3c_every_service_that_holds_parameters_is_asked_for_them(shards: in
     cfg = a3c.Config(actors=2, shards=shards)
     asked = asked_for(a3c.program(cfg, envs.describe(cfg.env), Settings()))
     assert {name for name in asked if not name.startswith("worker/")} == {"metrics"} | services
-    assert {"worker/0", "worker/1"} <= {name for name, method in asked.items() if method == "checkpoint"}
+    assert {"worker/0", "worker/1"} <= set(asked)
 
 
 def answers(calls: Any) -> dict[str, Any]:

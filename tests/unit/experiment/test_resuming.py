@@ -414,7 +414,7 @@ def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -
     assert started["learner"] == {"updates": 3}
     assert started["metrics"] == {"m": 1}
     assert started["actor/0"] == {"a": 0}
-    assert started["learner"] is None
+    assert started["weights"] is None
 
 
 def test_every_option_of_a_run_has_a_place_in_what_is_recorded(run: Path) -> None:

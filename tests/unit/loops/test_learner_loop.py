@@ -247,7 +247,7 @@ def test_items_lost_with_shards_are_counted_as_the_front_says_and_never_taken_ba
 def test_items_lost_with_a_replay_are_counted_by_the_first_of_several_learners(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.loops.prefetch.sleep", lambda seconds: None)
+    monkeypatch.setattr("shoal.retry.sleep", lambda seconds: None)
     for rank, counted in ((0, ITEMS - BATCH), (1, None)):
         sample = filled().sample("items", BATCH)
         source = source_over(SimpleNamespace(sample=Answers(sample, NodeDied("gone"), sample)), rank)
