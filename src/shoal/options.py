@@ -213,6 +213,13 @@ class Sequences:
     period: Annotated[Count, Enough(2)] = 15
     """Steps from the beginning of one sequence to that of the next."""
 
+    @Constraint
+    def _every_step_is_trained(self) -> None:
+        if self.period > self.length:
+            raise UserError(
+                f"--period {self.period} leaves gaps between sequences: give at most --length {self.length}."
+            )
+
 
 @config()
 class GradientService:
@@ -272,6 +279,11 @@ class RecurrentDuelingNetwork(DuelingNetwork):
     """module:factory of a recurrent core in place of the LSTM, see shoal.nets.user_q."""
     lstm: Whole = 64
     """Its width."""
+
+    @Constraint
+    def _there_is_a_memory(self) -> None:
+        if not (self.lstm or self.core or self.network):
+            raise UserError("--lstm 0 leaves r2d2 without a memory: give the LSTM's width, a --core or a --network.")
 
 
 @config()
@@ -390,6 +402,15 @@ class ReturnDistribution:
     """Lowest return on the categorical critic's support, after reward_scale."""
     support_high: float = 150.0
     """Highest return on it."""
+
+    @Constraint
+    def _the_support_has_an_order(self) -> None:
+        if self.critic == "categorical" and self.support_low >= self.support_high:
+            raise UserError(
+                f"--support-low {self.support_low:g} must lie below --support-high {self.support_high:g}: give them in "
+                "this order."
+            )
+
     quantiles: Count = 32
     """Of the quantile critic."""
     kappa: Positive = 1.0

@@ -21,7 +21,6 @@ from shoal.acting.recurrent_q import RecurrentQPolicy, core_state
 from shoal.batches import Batch
 from shoal.config import Share, config
 from shoal.envs import EnvSpec
-from shoal.errors import UserError
 from shoal.functional.exploration import epsilon_ladder
 from shoal.functional.q import (
     as_priorities,
@@ -210,10 +209,6 @@ class R2D2(Stateful):
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a table, learners sample it and send back how surprising each sequence was."""
-    if cfg.period > cfg.length:
-        raise UserError(f"--period {cfg.period} leaves gaps between sequences: give at most --length {cfg.length}.")
-    if not (cfg.lstm or cfg.core or cfg.network):
-        raise UserError("--lstm 0 leaves r2d2 without a memory: give the LSTM's width, a --core or a --network.")
     pattern = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
     return experience_program(
         cfg,

@@ -112,8 +112,6 @@ class Critic(nn.Module):
 
     def set_support(self, low: float, high: float) -> None:
         """Evenly spaced returns from `low` to `high`, in place."""
-        if not low < high:
-            raise UserError(f"--support-low {low:g} must lie below --support-high {high:g}: give them in this order.")
         self.support.copy_(torch.linspace(low, high, len(self.support)))
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:

@@ -127,12 +127,6 @@ def test_the_support_travels_with_the_weights() -> None:
     assert float(critics[1].support[-1]) == 4.0
 
 
-def test_a_support_whose_ends_are_swapped_is_refused() -> None:
-    _, critic = make(kind="categorical")
-    with pytest.raises(UserError, match="--support-low 1 must lie below --support-high -1"):
-        critic.set_support(1.0, -1.0)
-
-
 @pytest.mark.parametrize("kind", ["scalar", "categorical", "quantile"])
 def test_the_slope_of_each_critic_by_the_actions_is_that_of_finite_differences(kind: str) -> None:
     _, critic = make(kind=kind, atoms=5, critic_hidden=(6,))
