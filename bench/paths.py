@@ -1,4 +1,4 @@
-"""How many files of src/shoal three paths cross: a transition, a checkpoint and its resume, `shoal train` to the first node.
+"""How many files of src/shoal a transition, a checkpoint with its resume and `shoal train` to the first node cross.
 
     python -m bench.paths            # the numbers
     python -m bench.paths --files    # and the files
