@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -25,13 +24,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, dataclass_transform
 
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 from shoal.factories import Factory as Factory
 
 C = TypeVar("C")
 P = TypeVar("P", bound="HasPreset")
 AUTO, NO_PRESET = "auto", "none"
-NEAR = 0.6  # how alike two words are before one is suggested for the other
 LARGEST = 2**63 - 1  # whole numbers end up in arrays
 
 
@@ -295,13 +293,6 @@ def from_record(cls: type[C], values: Mapping[str, Any]) -> C:
 def option(name: str) -> str:
     """A field's name as it is typed on the command line; one of several values by name is typed at a time."""
     return "--" + name.rstrip("_").replace("_", "-").replace("env-options", "env-option")
-
-
-def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = NEAR) -> str:
-    """ " Did you mean …?", or nothing when nothing is near."""
-    by_lower_case = {candidate.lower(): candidate for candidate in candidates}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=cutoff)
-    return f" Did you mean {by_lower_case[near[0]]}?" if near else ""
 
 
 def unknown(name: str, value: Any, choices: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
@@ -65,15 +64,6 @@ def _place(error: BaseException) -> str:
 
 
 # ---- in a run directory ----------------------------------------------------------------------------------------------
-
-
-def name_of(factory: Factory) -> str:
-    """How it is called in sentences: as it was typed, or by its own name."""
-    if isinstance(factory, str):
-        return factory
-    if isinstance(factory, functools.partial):
-        return name_of(factory.func)
-    return str(getattr(factory, "__name__", type(factory).__name__))
 
 
 def importable_name(factory: Factory) -> str | None:

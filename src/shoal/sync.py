@@ -33,7 +33,7 @@ class Activity:
 class _Local(threading.local):
     activity: Activity | None = None
     scheduler: Scheduler | None = None  # a class attribute is found faster than a missing one
-    when_released: Callable[[bool], None] | None = None
+    when_beside: Callable[[bool], None] | None = None
 
 
 _local = _Local()
@@ -80,9 +80,17 @@ def monotonic() -> float:
     return current.monotonic() if current else time.monotonic()
 
 
-def set_when_released(call: Callable[[bool], None]) -> None:
-    """What this thread does whenever it has let go of a lock with `Condition.released`, given its `alone`."""
-    _local.when_released = call
+def set_when_beside(call: Callable[[bool], None]) -> None:
+    """What this thread does whenever a call that it serves says `work_beside_others`."""
+    _local.when_beside = call
+
+
+def work_beside_others(*, alone: bool) -> None:
+    """Said by a served call that holds no lock from here on: it may have a core of its own. `alone`: nothing that it
+    still does concerns anybody else, so that its caller's next call may begin too, in another thread. Whoever serves
+    the call makes use of it (`set_when_beside`); elsewhere it does nothing."""
+    if _local.when_beside is not None:
+        _local.when_beside(alone)
 
 
 class Condition:
@@ -104,16 +112,10 @@ class Condition:
             self._condition.release()
 
     @contextmanager
-    def released(self, *, alone: bool = False) -> Iterator[None]:
-        """Let others have the lock meanwhile. Call with the lock held once.
-
-        `alone`: nothing that happens here concerns anybody else, so that the caller's next call may begin too. Whoever
-        serves the call is told (`set_when_released`), and makes use of it.
-        """
+    def released(self) -> Iterator[None]:
+        """Let others have the lock meanwhile. Call with the lock held once."""
         self.__exit__()
         try:
-            if _local.when_released is not None:
-                _local.when_released(alone)
             yield
         finally:
             self.__enter__()

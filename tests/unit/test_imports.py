@@ -64,11 +64,11 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch rich",
     ),
     "playing": (
-        "acting config envs errors experiment factories films loops nets options runs tree",
+        "acting config envs errors experiment films loops nets options runs tree",
         "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (
-        "acting analysis config envs errors experiment factories loops options pixels runs runtime tree",
+        "acting analysis config envs errors experiment loops options pixels runs runtime tree",
         "numpy torch gymnasium cloudpickle",
     ),
     "sweeps": ("analysis arguments checkpoints config errors experiment runs", "numpy optuna matplotlib"),

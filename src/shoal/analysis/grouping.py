@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from shoal.config import did_you_mean, unknown
-from shoal.errors import UserError
+from shoal.config import unknown
+from shoal.errors import UserError, did_you_mean
 from shoal.runs.tables import is_number
 
 SHOWN = 4  # settings in a label

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from shoal.config import did_you_mean, field_texts, option, plain_type, unknown
-from shoal.errors import UserError
+from shoal.config import field_texts, option, plain_type, unknown
+from shoal.errors import UserError, did_you_mean
 
 HELP = ("-h", "--help")
 SYNONYMS = {  # what other tools call it; the first that a command has is suggested

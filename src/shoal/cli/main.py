@@ -22,8 +22,7 @@ from shoal.arguments.words import HELP, Typed, peek, read
 from shoal.cli import commands
 from shoal.cli.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
 from shoal.cli.commands.common import ERROR, EXAMPLES, INTERRUPTED, OK, USAGE, fit, print_json, warn
-from shoal.config import did_you_mean
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 from shoal.runs.options import Result, RunOptions
 
 if TYPE_CHECKING:

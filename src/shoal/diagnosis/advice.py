@@ -15,7 +15,7 @@ from shoal.config import NO_PRESET, option
 from shoal.diagnosis.environment import LARGE, Environment
 from shoal.diagnosis.findings import Suggestion
 from shoal.envs import EnvSpec
-from shoal.factories import name_of
+from shoal.errors import name_of
 from shoal.options import Acting, Learning, Normalization, ReturnDistribution, Rewards
 
 CHEAP = 2_000.0  # steps per second on one core, from which on using each step once is the faster way

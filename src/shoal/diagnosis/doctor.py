@@ -22,7 +22,7 @@ from shoal.diagnosis.environment import Environment
 from shoal.diagnosis.findings import Diagnosis, Finding, Suggestion
 from shoal.envs import names, trial
 from shoal.envs.faults import what_was_raised
-from shoal.errors import UserError
+from shoal.errors import UserError, name_of
 from shoal.experiment.environments import describe_env
 from shoal.runs import registry
 
@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def name(self) -> str:
-        return names.name_of(self.values["env"])
+        return name_of(self.values["env"])
 
 
 @dataclass(frozen=True)

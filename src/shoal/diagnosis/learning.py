@@ -19,8 +19,8 @@ from shoal.acting import Stacker
 from shoal.diagnosis.environment import Doing, Tell
 from shoal.diagnosis.findings import Finding
 from shoal.envs import EnvSpec
+from shoal.errors import name_of
 from shoal.experiment.watching import learning_is_over, metrics_of, take_snapshot, user_error
-from shoal.factories import name_of
 from shoal.loops.wiring import Settings
 from shoal.loops.wrapping import wrap_learners
 from shoal.options import Acting, CentralInference, Network

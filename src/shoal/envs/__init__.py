@@ -7,9 +7,10 @@ from shoal.envs.describing import describe
 from shoal.envs.episodes import Episode
 from shoal.envs.faults import EnvFault
 from shoal.envs.making import make
-from shoal.envs.names import Environment, name_of
+from shoal.envs.names import Environment
 from shoal.envs.spec import EVALUATION_LIMIT, EnvSpec, TaskKind, Vectorizer
 from shoal.envs.vector import Envs
+from shoal.errors import name_of
 from shoal.step import Step
 
 __all__ = [

@@ -15,11 +15,11 @@ from shoal.envs import atari, check, names
 from shoal.envs.choosing import StepTime, measure
 from shoal.envs.faults import EnvFault, told_as_a_fault
 from shoal.envs.making import usual_stack, vectorize
-from shoal.envs.names import Environment, name_of
+from shoal.envs.names import Environment
 from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
 from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess
-from shoal.errors import UserError
+from shoal.errors import UserError, name_of
 from shoal.pixels import is_image
 
 _SMALL = 256  # observations of up to this many numbers are "classic"

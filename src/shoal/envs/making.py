@@ -14,13 +14,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shoal.envs import atari, check, names
 from shoal.envs.faults import told_as_a_fault
-from shoal.envs.names import Environment, name_of
+from shoal.envs.names import Environment
 from shoal.envs.options import OF_GYMNASIUM, check_options, parameters_of, unknown_option
 from shoal.envs.processes import SubProcesses
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
 from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess, MakeOne, VectorEnvLike, spread
-from shoal.errors import UserError
+from shoal.errors import UserError, name_of
 
 _UNKNOWN_OPTION = "unexpected keyword argument"  # how Python's TypeError says it
 

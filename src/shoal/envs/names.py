@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 import importlib
 import os
 import re
@@ -17,7 +15,7 @@ import gymnasium
 from gymnasium.envs import registration
 
 from shoal.envs.faults import what_was_raised
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 
 Environment = str | Callable[..., Any]
 
@@ -27,15 +25,6 @@ _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "dm_env": "d
 }
 _ATARI = re.compile(r"ALE/.*|.*NoFrameskip-v[04]")  # ids that are nothing else
 _KNOWN_EVERYWHERE = ("gymnasium", "ale_py", "shoal")  # whose ids every process knows or can look up
-
-
-def name_of(env: Environment) -> str:
-    """How an environment is called in sentences: as it was typed, or by its function's or class's name."""
-    if isinstance(env, str):
-        return env
-    if isinstance(env, functools.partial):
-        return name_of(env.func)
-    return str(getattr(env, "__name__", type(env).__name__))
 
 
 def is_users_code(env: Environment) -> bool:
@@ -106,17 +95,10 @@ def _registered(name: str, env: str) -> registration.EnvSpec:
         raise UserError(
             f"{env} is an environment of Shimmy's: --env shimmy:{env}, with pip install 'shoal[dm-control]'."
         )
-    remedy = did_you_mean(name, list(gymnasium.registry)) or (
+    remedy = did_you_mean(name, gymnasium.registry, most=3) or (
         " Name a Gymnasium id such as CartPole-v1, or your own factory as module:factory."
     )
     raise UserError(f"There is no environment {env}.{remedy}")
-
-
-def did_you_mean(name: str, candidates: list[str]) -> str:
-    """ " Did you mean …?", or nothing when nothing is near."""
-    by_lower_case = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("__")}
-    close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.6)]
-    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def _import_atari(env: str) -> None:

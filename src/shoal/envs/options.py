@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from typing import Any
 
-from shoal.envs.names import did_you_mean
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 
 OF_GYMNASIUM = ("max_episode_steps", "render_mode", "disable_env_checker")  # what gymnasium.make takes itself
 OURS = {  # what gymnasium.make and make_vec are given by us

@@ -10,9 +10,8 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from shoal.envs.names import did_you_mean
 from shoal.envs.options import unknown_option
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 
 MODULE = "envpool"
 _OURS = {"num_envs", "batch_size", "seed", "env_seed", "gym_reset_return_info", "base_path"}  # not the user's to choose

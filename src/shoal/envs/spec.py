@@ -12,7 +12,8 @@ from gymnasium.envs import registration
 
 from shoal import tree
 from shoal.envs import check
-from shoal.envs.names import Environment, name_of
+from shoal.envs.names import Environment
+from shoal.errors import name_of
 
 EnvOptions = Mapping[str, Any]  # of an environment, by name
 Vectorizer = Literal["auto", "native", "sync", "async"]

@@ -20,9 +20,9 @@ import cloudpickle
 
 from shoal.envs.describing import describe_here
 from shoal.envs.faults import what_was_raised
-from shoal.envs.names import Environment, name_of
+from shoal.envs.names import Environment
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
-from shoal.errors import UserError
+from shoal.errors import UserError, name_of
 
 PATIENCE = 20.0  # seconds after which it is said that an environment does not come back
 FAREWELL = 2.0  # seconds in which what an environment has started is ended

@@ -15,10 +15,10 @@ from shoal.experiment.replay_saves import REPLAY, folder_of, replay_nodes
 from shoal.loops.loop import without_exact
 from shoal.program import Program, offers
 from shoal.runtime import Run
+from shoal.runtime.inline import SHARED
 from shoal.types import Role
 
 EXACT = "exact"  # in a checkpoint's meta: it is of one moment, and whole
-SHARED = "run"  # the part of what nodes share: clock, global random generators
 
 States = dict[str, Any]
 

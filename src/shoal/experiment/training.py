@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal import config
 from shoal.arguments import config_files
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 from shoal.experiment import view
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment
@@ -48,7 +48,7 @@ def train(
     known = [field.name for field in dataclasses.fields(RunOptions)]
     for name in options:
         if name not in known:
-            raise UserError(f"train() has no option {name!r}.{config.did_you_mean(name, known)}")
+            raise UserError(f"train() has no option {name!r}.{did_you_mean(name, known)}")
     name, _ = registry.of_config(cfg)
     assert isinstance(cfg, Acting)  # all else was refused
     begun = begin(name, cfg, options, started)

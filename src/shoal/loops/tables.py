@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.errors import UserError
-from shoal.factories import Factory, load_factory, name_of
+from shoal.errors import UserError, name_of
+from shoal.factories import Factory, load_factory
 from shoal.options import Acting, Experience, Sequences
 from shoal.replay import MinSize, Pattern, SamplesPerInsert, Table
 from shoal.replay.patterns import Viewed

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from gymnasium import spaces
 
-from shoal.factories import name_of
+from shoal.errors import name_of
 from shoal.nets import user_module
 from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.images import compute_in, precision_of

@@ -20,8 +20,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from shoal.errors import UserError
-from shoal.factories import Factory, name_of
+from shoal.errors import UserError, name_of
+from shoal.factories import Factory
 from shoal.functional.distributional import categorical_mean
 from shoal.nets import user_module
 from shoal.nets.building import Spaces

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from shoal import tree
-from shoal.errors import UserError
-from shoal.factories import Factory, name_of
+from shoal.errors import UserError, name_of
+from shoal.factories import Factory
 from shoal.nets import user_module
 from shoal.nets.actor_critic import LSTM, State
 from shoal.nets.building import Spaces

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal import tree
-from shoal.errors import UserError
-from shoal.factories import Factory, load_factory, name_of
+from shoal.errors import UserError, name_of
+from shoal.factories import Factory, load_factory
 from shoal.functional.arrays import zero_where
 from shoal.nets.actor_critic import State
 

@@ -14,9 +14,8 @@ import numpy as np
 from shoal import envs, tree
 from shoal.config import Episodes, Seed, validate
 from shoal.envs import Environment, check
-from shoal.errors import UserError
+from shoal.errors import UserError, name_of
 from shoal.experiment.environments import describe_env
-from shoal.factories import name_of
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.evaluator import evaluate as play
 from shoal.options import Acting

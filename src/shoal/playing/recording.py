@@ -9,8 +9,7 @@ from pathlib import Path
 from shoal import envs, films
 from shoal.envs import Environment
 from shoal.envs.pictures import make_drawn
-from shoal.errors import UserError
-from shoal.factories import name_of
+from shoal.errors import UserError, name_of
 from shoal.loops.filming import pictures
 from shoal.playing.evaluation import checked_spec, environment_config
 from shoal.playing.policy import TrainedPolicy, load

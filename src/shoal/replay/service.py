@@ -7,8 +7,8 @@ copied in and large batches gathered outside of the lock; only bookkeeping and s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +349,13 @@ class Replay:
     def _meanwhile(self, store: Store, size: int, *, alone: bool = False) -> AbstractContextManager[None]:
         """Around a copy of `size` bytes, with the lock held: a large one lets others go on, and one that may have to
         wait for the disk; a small one takes less time than a change of threads does."""
-        return self._changed.released(alone=alone) if size >= _LARGE or store.files else nullcontext()
+        return self._beside_others(alone) if size >= _LARGE or store.files else nullcontext()
+
+    @contextmanager
+    def _beside_others(self, alone: bool) -> Iterator[None]:
+        with self._changed.released():
+            sync.work_beside_others(alone=alone)
+            yield
 
     def _notify(self) -> None:
         """Something has changed that somebody may wait for."""

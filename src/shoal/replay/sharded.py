@@ -69,8 +69,8 @@ class ShardedReplay:
                     result: Inserted = self._shards[index].insert(block, timeout)
                     return result
                 except self._lost:
-                    self._bury(index)
-        raise self._nobody()
+                    self._mark_dead(index)
+        raise self._all_lost()
 
     def forget_writer(self, name: str) -> None:
         self._ask("forget_writer", dict.fromkeys(self._living(), (name,)))
@@ -96,7 +96,7 @@ class ShardedReplay:
             for index, mass in masses.items():
                 self._sizes.setdefault(index, {})[table] = mass.size
             if not masses:
-                raise self._nobody()
+                raise self._all_lost()
             if not all(mass.independent for mass in masses.values()):
                 return self._from_one(table, batch, least, layout, list(masses), deadline)
             weights = {index: mass.mass for index, mass in masses.items()}
@@ -155,9 +155,9 @@ class ShardedReplay:
                     if left is not None and left <= 0.0 and patience > 0.0:
                         raise
                 except self._lost:
-                    self._bury(index)
+                    self._mark_dead(index)
             if not self._living():
-                raise self._nobody()
+                raise self._all_lost()
             patience = _PATIENCE
 
     def _await_any(self, table: str, shards: list[int], deadline: float | None) -> None:
@@ -171,7 +171,7 @@ class ShardedReplay:
         try:
             self._shards[index].mass(table, _PATIENCE if left is None else min(left, _PATIENCE))
         except self._lost:
-            self._bury(index)
+            self._mark_dead(index)
 
     # Everything else
 
@@ -205,7 +205,7 @@ class ShardedReplay:
         shards when these died."""
         parts = self._ask("info", dict.fromkeys(self._living(), ()))
         if not parts:
-            raise self._nobody()
+            raise self._all_lost()
         merged = {}
         for table in next(iter(parts.values())):
             numbers = _merge([part[table] for part in parts.values()])
@@ -255,13 +255,13 @@ class ShardedReplay:
                 else:
                     answers[index] = getattr(shard, method)(*arguments, **options)
             except self._lost:
-                self._bury(index)
+                self._mark_dead(index)
         failed: Exception | None = None
         for index, future in waiting.items():
             try:
                 answers[index] = future.result()
             except self._lost:
-                self._bury(index)
+                self._mark_dead(index)
             except Exception as error:  # the others are still to be collected
                 failed = error
         if failed is not None:
@@ -281,12 +281,12 @@ class ShardedReplay:
         self._dead.pop(index, None)  # another thread may have been here
         return True
 
-    def _bury(self, index: int) -> None:
+    def _mark_dead(self, index: int) -> None:
         for table, size in self._sizes.pop(index, {}).items():
             self._lost_items[table] = self._lost_items.get(table, 0) + size
         self._dead[index] = sync.monotonic() + self._retry_seconds
 
-    def _nobody(self) -> Exception:
+    def _all_lost(self) -> Exception:
         if self._closed:
             return ReplayClosed("the replay services are closed")
         return ShardsLost(f"none of the {len(self._shards)} replay shards answers; they are asked again in a while")

@@ -14,8 +14,8 @@ import numpy as np
 from shoal import config
 from shoal.envs import EnvSpec
 from shoal.envs.space_records import to_record
-from shoal.errors import UserError
-from shoal.factories import folder_of, importable_name, look_in, name_of
+from shoal.errors import UserError, name_of
+from shoal.factories import folder_of, importable_name, look_in
 from shoal.options import Acting
 from shoal.runs import directory, registry
 from shoal.runs.registry import Algorithm

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import shoal.algorithms
-from shoal.config import did_you_mean
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 from shoal.factories import load_module
 from shoal.options import Acting
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.arguments.config_files import ALGORITHM, ConfigFile, read_file
-from shoal.config import Count, Seed, did_you_mean, validate, validate_fields
-from shoal.errors import UserError
+from shoal.config import Count, Seed, validate, validate_fields
+from shoal.errors import UserError, did_you_mean
 from shoal.runs import registry
 from shoal.runs.options import Result, RunOptions
 

@@ -20,11 +20,12 @@ pytestmark = pytest.mark.skipif(
 def kept() -> tuple[set[int], set[int], set[int]]:
     """Cores of a thread that was told to keep to one: then, while it has released a lock, and after."""
     cores.keep_to_one_core()
-    sync.set_when_released(lambda alone: cores.use_all_cores())
+    sync.set_when_beside(lambda alone: cores.use_all_cores())
     condition = sync.Condition()
     before = os.sched_getaffinity(0)
     with condition:
         with condition.released():
+            sync.work_beside_others(alone=False)
             meanwhile = os.sched_getaffinity(0)
         return before, meanwhile, os.sched_getaffinity(0)
 
@@ -62,6 +63,7 @@ class Copying:
         with self.lock:
             found = [len(os.sched_getaffinity(0))]
             with self.lock.released():
+                sync.work_beside_others(alone=False)
                 found.append(len(os.sched_getaffinity(0)))
             return [*found, len(os.sched_getaffinity(0))]
 

@@ -36,7 +36,8 @@ class Desk:
     def copy(self, number: int, alone: bool = True) -> int:
         with self.lock:
             self.begun.append(number)
-            with self.lock.released(alone=alone):
+            with self.lock.released():
+                sync.work_beside_others(alone=alone)
                 assert self.gates[number].wait(20)
             return number
 

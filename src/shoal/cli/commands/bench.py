@@ -15,8 +15,8 @@ from shoal.arguments.command_options import (
 from shoal.arguments.words import HELP
 from shoal.cli.commands.algorithm import configure, take_algorithm, warm
 from shoal.cli.commands.common import ERROR, OK, USAGE, parse, print_json
-from shoal.config import did_you_mean, validate
-from shoal.errors import UserError
+from shoal.config import validate
+from shoal.errors import UserError, did_you_mean
 from shoal.runs.options import RunOptions
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from shoal.runtime.local import limits
 from shoal.runtime.network.transport import HAS_MEMFD, Closed, Connection, pair
 
 PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoal.replay", "shoal.envs")
-SHARED = ("shoal", "gymnasium")  # packages of which it imports whatever the parent has
+PRELOADED = ("shoal", "gymnasium")  # packages of which it imports whatever the parent has
 CAN_FORK = sys.platform == "linux" and HAS_MEMFD
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 ATTEMPTS = 5  # to start a node, each with another zygote
@@ -93,7 +93,7 @@ class Zygote:
     def _share_imports(self) -> None:
         """Have the zygote import, once for all nodes, what this process has imported of ours and of the environments'
         library; a user's own modules may do what must not happen before forking."""
-        modules = [name for name in sys.modules if name.partition(".")[0] in SHARED]
+        modules = [name for name in sys.modules if name.partition(".")[0] in PRELOADED]
         if modules != self._modules:
             self._modules = modules
             self._connection.send(("import", modules))

@@ -165,7 +165,7 @@ class _Caller:
     """Calls of one caller: begun in order, one at a time, and answered in the same order.
 
     Of a target that is served `in_turns`, a call that only copies what it has found lets the next one begin meanwhile
-    (`sync.Condition.released`), in a second thread: while one batch is gathered, another is chosen and a third is sent.
+    (`sync.work_beside_others`), in a second thread: while one batch is gathered, another is chosen and a third is sent.
     """
 
     def __init__(self, target: Any, connection: Connection, context: Context) -> None:
@@ -181,7 +181,7 @@ class _Caller:
         set_current(self._context)
         if getattr(self._target, "in_turns", False):
             cores.keep_to_one_core()
-            sync.set_when_released(self._lock_released)
+            sync.set_when_beside(self._work_beside)
         try:
             while self._begin_and_answer():
                 pass
@@ -205,7 +205,7 @@ class _Caller:
             if self._held.yes:
                 self._beginning.release()
 
-    def _lock_released(self, alone: bool) -> None:
+    def _work_beside(self, alone: bool) -> None:
         """A call works beside the others now, on any core; if it concerns nobody else, the next one may begin."""
         cores.use_all_cores()
         if alone:
