@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shoal.playing import Evaluation, TrainedPolicy, evaluate, load, record
     from shoal.playing.exporting import export
     from shoal.runs.options import Result
-    from shoal.runtime.supervise import RunFailed
+    from shoal.runtime.restarts import RunFailed
     from shoal.sweeps.running import sweep
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ _WHERE = {
     "sweep": "shoal.sweeps.running",
     "Result": "shoal.runs.options",
     "UserError": "shoal.errors",
-    "RunFailed": "shoal.runtime.supervise",
+    "RunFailed": "shoal.runtime.restarts",
 }
 
 

@@ -23,7 +23,7 @@ from shoal.loops.wiring import Settings
 from shoal.program import Handle, NodeDied, Program
 from shoal.runtime import Run, Supervisor, launch
 from shoal.runtime.local.zygote import Zygote
-from shoal.runtime.supervise import Hang, Loss
+from shoal.runtime.restarts import Hang, Loss
 
 VICTIM = Path(__file__).with_name("victim.py")
 RAY = pytest.param("ray", marks=pytest.mark.ray)

@@ -14,7 +14,7 @@ from victim import small_program
 from shoal.errors import UserError
 from shoal.program import Handle, Program
 from shoal.runtime import RunFailed, Supervisor, launch
-from shoal.runtime.supervise import Loss
+from shoal.runtime.restarts import Loss
 
 SMALL = ("--envs-per-actor", "2", "--batch", "2", "--queue", "4", "--unroll", "5", "--hidden", "8")
 

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.program import Handle, NodeDied, Program, current
 from shoal.runtime import Run, Supervisor, launch
-from shoal.runtime.supervise import Hang
+from shoal.runtime.restarts import Hang
 
 SLEEPING = ["sleep", "1000"]
 

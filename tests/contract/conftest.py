@@ -10,7 +10,7 @@ from starting import Start, start_on
 from shoal.program import Program
 from shoal.runtime import Run
 from shoal.runtime.local.run import cool
-from shoal.runtime.supervise import Supervisor
+from shoal.runtime.restarts import Supervisor
 
 SLOW_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])  # make test-cluster; test_ray.py is quick
 RUNTIMES = ["inline", "local", "spawn", SLOW_RAY]

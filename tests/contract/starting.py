@@ -11,7 +11,7 @@ from shoal.runtime import Run
 from shoal.runtime.inline import InlineRun
 from shoal.runtime.local import run as local
 from shoal.runtime.local.run import LocalRun
-from shoal.runtime.supervise import Supervisor
+from shoal.runtime.restarts import Supervisor
 
 Start = Callable[..., Run]
 

@@ -10,7 +10,7 @@ from starting import Start, wait_until
 
 from shoal.program import Program, node_seed
 from shoal.runtime import Supervisor, supervised
-from shoal.runtime.supervise import Loss
+from shoal.runtime.restarts import Loss
 
 
 def program_of(count: int, worker: Any = Worker) -> tuple[Program, Board]:

@@ -14,7 +14,7 @@ from starting import Start, wait_until
 
 from shoal.program import NodeDied, Program, Resources, node_seed
 from shoal.runtime import RunFailed, Supervisor, launch
-from shoal.runtime.supervise import Loss
+from shoal.runtime.restarts import Loss
 
 
 def test_a_node_whose_step_returns_false_is_finished_and_still_answers(start: Start) -> None:

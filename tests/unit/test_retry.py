@@ -10,8 +10,8 @@ from shoal import retry as policy
 from shoal.program import Capabilities, Context, NodeDied
 from shoal.retry import PAUSE, REACHED, retry
 from shoal.runtime.processes import ProcessRun
-from shoal.runtime.supervise import LONGEST_BACKOFF
-from shoal.runtime.supervised import SETTLING, STARTING
+from shoal.runtime.restarts import LONGEST_BACKOFF
+from shoal.runtime.supervision import SETTLING, STARTING
 
 
 @pytest.fixture

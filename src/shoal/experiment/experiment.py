@@ -36,7 +36,7 @@ from shoal.runs.options import Result, RunOptions, StoppedBy
 from shoal.runs.registry import Algorithm
 from shoal.runs.sinks import Sinks, named
 from shoal.runtime import Run, Supervisor, launch
-from shoal.runtime.supervise import Hang, Loss
+from shoal.runtime.restarts import Hang, Loss
 from shoal.versions import NONE, number
 
 TICK = 0.1  # seconds between two looks at the run

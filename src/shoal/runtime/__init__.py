@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from shoal.errors import UserError
 from shoal.program import Node, Program
-from shoal.runtime.supervise import RunFailed, Supervisor
+from shoal.runtime.restarts import RunFailed, Supervisor
 
 RUNTIMES = ("inline", "local", "ray")
 

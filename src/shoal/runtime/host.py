@@ -17,7 +17,7 @@ import numpy as np
 from shoal import sync
 from shoal.errors import Fault, UserError
 from shoal.program import Context, NodeDied, set_current
-from shoal.runtime.supervised import Lost
+from shoal.runtime.supervision import Lost
 
 LONGEST_SENTENCE, LONGEST_TRACEBACK = 1_000, 20_000  # characters that are told of an error
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt

@@ -23,8 +23,8 @@ from shoal.errors import UserError
 from shoal.program import Capabilities, Client, Context, Handle, Node, NodeDied, Program, current, public, set_current
 from shoal.runtime import host
 from shoal.runtime.baton import Baton, Deadlock, Stopped, Task, deadlock_report
-from shoal.runtime.supervise import Supervisor
-from shoal.runtime.supervised import Event, Finished, Lost, Supervision
+from shoal.runtime.restarts import Supervisor
+from shoal.runtime.supervision import Event, Finished, Lost, Supervision
 
 LATEST = 1e11  # virtual seconds, some thousand years; beyond that small steps would no longer move the clock
 BUILDING = 60.0  # virtual seconds in which nodes that go on from a state must have been made

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from shoal.program import Capabilities, Client, Context, Handle, Node, Program
 from shoal.runtime.network.rpc import LocalLane
-from shoal.runtime.supervise import LONGEST_BACKOFF, Supervisor
-from shoal.runtime.supervised import SETTLING, STARTING, Event, Supervision
+from shoal.runtime.restarts import LONGEST_BACKOFF, Supervisor
+from shoal.runtime.supervision import SETTLING, STARTING, Event, Supervision
 
 
 class ProcessRun(abc.ABC):

@@ -15,7 +15,7 @@ from shoal.cli.commands.common import INTERRUPTED
 from shoal.experiment import ending
 from shoal.experiment.ending import Ending, Interrupts
 from shoal.program import NodeDied, Program
-from shoal.runtime.supervise import Supervisor
+from shoal.runtime.restarts import Supervisor
 from shoal.types import Role
 
 NEWEST, CONFIRMED = {"w": np.zeros(2)}, {"w": np.ones(2)}

@@ -20,7 +20,7 @@ from shoal.program import Client, Context, Node
 from shoal.runtime import host
 from shoal.runtime.network.rpc import LocalLane, serve
 from shoal.runtime.network.transport import Closed, Connection
-from shoal.runtime.supervised import Beat, Event, Finished
+from shoal.runtime.supervision import Beat, Event, Finished
 
 GRACE = 3.0  # seconds a node may take to end by itself
 

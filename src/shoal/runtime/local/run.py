@@ -22,8 +22,8 @@ from shoal.runtime.local.zygote import CAN_FORK, Launcher, Spawner, Zygote
 from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.network.transport import DESCRIPTORS, HAS_MEMFD, Closed, Connection, pair
 from shoal.runtime.processes import ProcessRun
-from shoal.runtime.supervise import RunFailed, Supervisor
-from shoal.runtime.supervised import Event, Lost
+from shoal.runtime.restarts import RunFailed, Supervisor
+from shoal.runtime.supervision import Event, Lost
 
 MAIN = "main"
 ZYGOTE = Node("zygote", Zygote, restart=True)  # no node of the program, but lost like one: it comes back at once

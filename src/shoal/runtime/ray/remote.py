@@ -18,7 +18,7 @@ from shoal.runtime.network.identity import Identity, Trust
 from shoal.runtime.network.listener import Listener
 from shoal.runtime.network.rpc import LocalLane, serve
 from shoal.runtime.network.transport import Connection
-from shoal.runtime.supervised import Beat, Event, Finished
+from shoal.runtime.supervision import Beat, Event, Finished
 
 BEAT = 5.0  # seconds between two signs of life: each costs a call by Ray
 

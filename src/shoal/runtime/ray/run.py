@@ -30,8 +30,8 @@ from shoal.runtime.processes import ProcessRun
 from shoal.runtime.ray import placement
 from shoal.runtime.ray.cluster import Cluster
 from shoal.runtime.ray.remote import BEAT, RemoteNode, Stopped, make_lanes
-from shoal.runtime.supervise import Supervisor
-from shoal.runtime.supervised import Beat, Event, Finished, Lost
+from shoal.runtime.restarts import Supervisor
+from shoal.runtime.supervision import Beat, Event, Finished, Lost
 
 GRACE = 3.0  # seconds a node may take to end by itself
 WITH_MACHINE = "was lost with its machine"

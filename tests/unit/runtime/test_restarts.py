@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.program import Node
-from shoal.runtime.supervise import FIRST_BACKOFF, HEALTHY, LONGEST_BACKOFF, Loss, RunFailed, Supervisor
+from shoal.runtime.restarts import FIRST_BACKOFF, HEALTHY, LONGEST_BACKOFF, Loss, RunFailed, Supervisor
 
 ACTOR = Node("actor/0", object, restart=True)
 LEARNER = Node("learner", object)

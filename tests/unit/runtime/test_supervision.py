@@ -14,8 +14,8 @@ from shoal.runtime.network import rpc
 from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.network.transport import Connection, pair
 from shoal.runtime.processes import ProcessRun
-from shoal.runtime.supervise import FIRST_BACKOFF, Hang, Loss, RunFailed, Supervisor
-from shoal.runtime.supervised import (
+from shoal.runtime.restarts import FIRST_BACKOFF, Hang, Loss, RunFailed, Supervisor
+from shoal.runtime.supervision import (
     FINISHING,
     LEAVING,
     SETTLING,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from shoal.program import Capabilities, Context, Members, Node, Program, node_seed, offers
-from shoal.runtime.supervise import FIRST_BACKOFF, Hang, RunFailed, Supervisor
+from shoal.runtime.restarts import FIRST_BACKOFF, Hang, RunFailed, Supervisor
 from shoal.types import Role
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
