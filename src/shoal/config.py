@@ -204,7 +204,7 @@ def preset_line(config: HasPreset, presets: Mapping[str, Mapping[str, Any]], kin
     name = config.preset
     settings = presets.get(name, {})
     in_force = [f"{key}={value}" for key, value in settings.items() if getattr(config, key) == value]
-    overridden = [key for key, value in settings.items() if getattr(config, key) != value]
+    overridden = [key for key, value in settings.items() if key in given(config) and getattr(config, key) != value]
     line = f"preset {name} ({'an' if kind[:1] in 'aeiou' else 'a'} {kind} environment)"
     line += ": " + ", ".join(in_force) if in_force else ""
     return line + (f"; yours: {', '.join(f'{key}={getattr(config, key)}' for key in overridden)}" if overridden else "")

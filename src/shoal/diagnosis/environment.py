@@ -17,6 +17,7 @@ from shoal import envs, tree
 from shoal.diagnosis.findings import Finding
 from shoal.diagnosis.stepping import Raw, Row, in_this_process
 from shoal.envs import EVALUATION_LIMIT, EnvFault, EnvSpec, check
+from shoal.envs.choosing import Meter
 from shoal.envs.state import NoState
 from shoal.pixels import is_image
 from shoal.types import Array
@@ -323,17 +324,18 @@ class Environment:
             made.reset()
             actions = _actions(spec, made.count, 16)
             made.step(actions[0])
-            steps, begin, computed = 0, time.perf_counter(), time.process_time()
-            while (passed := time.perf_counter() - begin) < MEASURED:
-                made.step(actions[steps % 16])
-                steps += 1
-            computed = time.process_time() - computed
+            steps, begin, meter = 0, time.perf_counter(), Meter()
+            with meter:
+                while (passed := time.perf_counter() - begin) < MEASURED:
+                    made.step(actions[steps % 16])
+                    steps += 1
+            waits = meter.waits(steps)
         finally:
             made.close()
         rate = steps * made.count / passed
-        self.measured |= {"steps_per_second": round(rate, 1), "waits": computed < 0.5 * passed}
+        self.measured |= {"steps_per_second": round(rate, 1), "waits": waits}
         how = f"{count} at once, resets included" if count > 1 else "one by one, resets included"
-        idle = "; most of it waits for something else than this core" if computed < 0.5 * passed else ""
+        idle = "; most of it waits for something else than this core" if waits else ""
         self.tell(Finding("ok", "speed", f"{rate:,.0f} steps/s on one core ({how}){idle}"))
 
 

@@ -1,14 +1,18 @@
-"""The environment that a config names."""
+"""The environment that a config names, and how many of it an actor should step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from shoal.config import validate_fields
+from shoal.config import given, validate_fields
 from shoal.envs import EnvSpec, describe
-from shoal.envs.choosing import choose
+from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
-from shoal.options import Acting
+from shoal.options import Acting, Rollouts
+
+C = TypeVar("C", bound=Acting)
+LEAST = 8  # rollouts of a batch, below which it is not made smaller
 
 
 def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
@@ -31,3 +35,25 @@ def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
             f"(it is {vectorizer})."
         )
     return replace(spec, vectorizer=vectorizer, vectorizer_note=why)
+
+
+def fit(cfg: C, env: EnvSpec, runtime: str) -> tuple[C, EnvSpec]:
+    """The config with as few environments per actor as its environment's speed calls for, and where that is less than
+    the preset has, a smaller batch of rollouts with it; the description says so. What was given stays; so does all of
+    a preset that was named, and inline, where a measured time must not decide what is learned."""
+    if runtime == "inline" or not given(cfg).isdisjoint(("envs_per_actor", "preset")):
+        return cfg, env
+    most, why = most_environments(env, cfg.actors)
+    had = cfg.envs_per_actor
+    if most is None or most >= had:
+        return cfg, env
+    changes: dict[str, Any] = {"envs_per_actor": most}
+    if isinstance(cfg, Rollouts):
+        for name, items in (("batch", cfg.batch), ("queue", cfg.queue)):
+            if name not in given(cfg):
+                changes[name] = min(items, max(LEAST, items * most // had))
+    said = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+    note = f"{said} (not {had} environments): {why}"
+    notes = note if env.vectorizer_note is None else f"{env.vectorizer_note}\n{note}"
+    fitted: C = replace(cfg, _given=given(cfg), **changes)  # type: ignore[call-arg]
+    return fitted, replace(env, vectorizer_note=notes)

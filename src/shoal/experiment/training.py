@@ -13,7 +13,7 @@ from shoal import config
 from shoal.arguments import config_files
 from shoal.errors import UserError, did_you_mean
 from shoal.experiment import view
-from shoal.experiment.environments import describe_env
+from shoal.experiment.environments import describe_env, fit
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callback, Callbacks
 from shoal.experiment.resuming import finished, plan
@@ -99,7 +99,8 @@ def begin(name: str, cfg: Acting, options: Mapping[str, Any], started: float) ->
             return _begun_before(path, name, cfg, options, started)
     algorithm = registry.load(name)
     env = describe_env(cfg)
-    return Experiment(name, algorithm, config.apply_preset(cfg, algorithm.PRESETS, env.kind), env, chosen, started)
+    cfg, env = fit(config.apply_preset(cfg, algorithm.PRESETS, env.kind), env, chosen.runtime)
+    return Experiment(name, algorithm, cfg, env, chosen, started)
 
 
 def _begun_before(

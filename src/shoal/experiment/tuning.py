@@ -65,14 +65,23 @@ class Ran:
     cores: int = 0  # 0: this machine's
     gpu: bool = False
     env_waits: bool = False  # a step of the environment mostly waits for something else than this core
+    env_processes: bool = False  # each environment has a process
     roles: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the nodes
 
     @property
     def free(self) -> float:
-        """Cores that nobody has used, on average."""
+        """Cores that nobody has used, on average. An environment that waits uses none, and those that compute in
+        processes of their own use one each."""
         judge = Role.EVALUATOR
-        working = (1.0 - waiting(parts) for node, parts in self.times.items() if self.roles.get(node, node) != judge)
-        return (self.cores or len(os.sched_getaffinity(0))) - sum(working)
+        cores = self.cores or len(os.sched_getaffinity(0))
+        own = min(cores, self.cfg.envs_per_actor) if self.env_processes else 1
+        more = (0 if self.env_waits else own) - 1
+        working = (
+            1.0 - waiting(parts) + more * parts.get("environment", 0.0)
+            for node, parts in self.times.items()
+            if self.roles.get(node, node) != judge
+        )
+        return cores - sum(working)
 
     @property
     def large(self) -> bool:
@@ -102,7 +111,8 @@ def advise_after(progress: Progress, cfg: Acting, env: EnvSpec, runtime: str) ->
         updates_per_second=progress.count("learner_steps") / seconds if seconds else 0.0,
         roles=progress.roles,
         gpu=torch.cuda.is_available(),
-        env_waits=env.step_time[1] and env.vectorizer == "sync",
+        env_waits=env.step_time[1],
+        env_processes=env.vectorizer == "async",
     )
     found = advise(ran)
     return None if found is None else str(found)
@@ -141,6 +151,9 @@ def _synchronous(roles: Mapping[str, Mapping[str, float]]) -> bool:
 
 
 def _environment(ran: Ran) -> Advice | None:
+    if ran.env_waits and ran.env_processes:
+        why = "a step of the environment mostly waits: let more of them wait together"
+        return twice("--envs-per-actor", ran.cfg.envs_per_actor, why)
     if ran.env_waits and ran.cfg.vectorizer == "auto" and ran.cfg.envs_per_actor > 1:
         return Advice("--vectorizer", "async", "sync", "a step of the environment mostly waits: let them wait together")
     if ran.free >= FREE:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,12 @@ import pytest
 from gymnasium import spaces
 
 from shoal import envs
-from shoal.algorithms import ppo
+from shoal.algorithms import impala, ppo
+from shoal.config import apply_preset
 from shoal.envs import EnvFault, EnvSpec
-from shoal.envs.choosing import choose, measure
+from shoal.envs.choosing import choose, measure, most_environments
 from shoal.errors import UserError
-from shoal.experiment.environments import describe_env
+from shoal.experiment.environments import describe_env, fit
 from shoal.loops.evaluator import evaluate
 
 NORMAL, CRASH, LEAVE, HANG, RAISE = range(5)
@@ -280,3 +284,59 @@ def test_what_is_raised_while_steps_are_timed_is_left_for_the_run_to_see() -> No
     assert measure(several).seconds > 0.0
     with pytest.raises(ValueError, match="later"):
         several.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("vectorizer", "seconds", "waits", "actors", "most"),
+    [
+        ("sync", 1e-5, False, 1, None),
+        ("async", 0.02, True, 1, 16),
+        ("async", 0.02, False, 1, 8),
+        ("async", 0.02, False, 4, 2),
+        ("sync", 0.003, False, 8, 32),
+        ("sync", 0.5, False, 8, 2),
+    ],
+)
+def test_a_slow_step_leaves_an_actor_few_environments(
+    vectorizer: Any, seconds: float, waits: bool, actors: int, most: int | None
+) -> None:
+    spec = replace(envs.describe("CartPole-v1"), vectorizer=vectorizer, step_time=(seconds, waits))
+    assert most_environments(spec, actors, cores=4)[0] == most
+
+
+def test_the_measured_time_of_a_step_decides_the_number_of_environments_unless_one_was_given() -> None:
+    spec = replace(envs.describe("CartPole-v1"), vectorizer="async", step_time=(0.02, True))
+    cfg, env = fit(apply_preset(impala.Config(env="CartPole-v1"), impala.PRESETS, spec.kind), spec, "local")
+    assert (cfg.envs_per_actor, cfg.batch, cfg.queue) == (16, 16, 16)
+    assert "--envs-per-actor 16 --batch 16 --queue 16 (not 256 environments)" in (env.vectorizer_note or "")
+    cfg, _ = fit(apply_preset(ppo.Config(env="CartPole-v1", envs_per_actor=100), ppo.PRESETS, spec.kind), spec, "local")
+    assert cfg.envs_per_actor == 100
+    for given, runtime in (({"preset": "classic"}, "local"), ({}, "inline")):
+        asked = apply_preset(ppo.Config(env="CartPole-v1", **given), ppo.PRESETS, spec.kind)
+        assert fit(asked, spec, runtime)[0].envs_per_actor == 128
+
+
+class Busy(Fragile):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        until = time.process_time() + 0.004
+        while time.process_time() < until:
+            pass
+        return super().step(action)
+
+
+def test_a_core_that_others_use_is_not_taken_for_an_environment_that_waits() -> None:
+    cores = os.sched_getaffinity(0)
+    one = {min(cores)}
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for other in others:
+            os.sched_setaffinity(other.pid, one)
+        os.sched_setaffinity(0, one)
+        vector = envs.make(Busy, 1, seed=0, vectorizer="sync")
+        vector.reset()
+        assert not measure(vector).waits
+    finally:
+        os.sched_setaffinity(0, cores)
+        for other in others:
+            other.kill()
+            other.wait()

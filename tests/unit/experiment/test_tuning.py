@@ -58,6 +58,12 @@ CASES = {
     "a slow environment, with idle cores": Case(SLOW_ENVIRONMENT, "--actors", 8),
     "a slow environment, all cores used": Case(SLOW_ENVIRONMENT, "--runtime", "ray", cores=1),
     "an environment that waits": Case(SLOW_ENVIRONMENT, "--vectorizer", "async", more=(("env_waits", True),)),
+    "environments that wait in processes, on two cores": Case(
+        SLOW_ENVIRONMENT, "--envs-per-actor", 32, cores=2, more=(("env_waits", True), ("env_processes", True))
+    ),
+    "environments that compute in processes": Case(
+        SLOW_ENVIRONMENT, "--runtime", "ray", cores=2, more=(("env_processes", True),)
+    ),
     "a slow environment, on a cluster": Case(SLOW_ENVIRONMENT, "--actors", 2, cores=1, more=(("runtime", "ray"),)),
     "a slow policy, few environments": Case(SLOW_POLICY, "--envs-per-actor", 32, SMALL),
     "a slow policy, many environments, idle cores": Case(SLOW_POLICY, "--actors", 8, LARGE),
