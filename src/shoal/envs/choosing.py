@@ -27,8 +27,8 @@ class StepTime(NamedTuple):
 
 
 class Meter:
-    """Whether what is done within it, again and again, mostly waits. To have its core taken away by others is no waiting:
-    who waits gives it up."""
+    """Whether what is done within it, again and again, mostly waits: gives up its core, and does not have it
+    taken away by others."""
 
     def __init__(self) -> None:
         self._passed = self._computed = 0.0
