@@ -128,7 +128,7 @@ def _as_array(value: Any, environment: str, name: str, whole: bool) -> Array:
     if whole and not isinstance(value, np.ndarray):
         raise EnvFault(
             f"{environment}: '{name}' is a {kind.__module__}.{kind.__qualname__}, but a vector environment must return "
-            "numpy arrays; wrap it in gymnasium.wrappers.vector.ArrayConversion."
+            "numpy arrays: wrap it in a gymnasium.vector.VectorWrapper that answers with x.cpu().numpy()."
         )
     try:
         return np.asarray(value)

@@ -202,10 +202,11 @@ class Progress:
             return
         totals = self._totals.setdefault(node, {})
         recent = self.times.setdefault(node, {})
+        kept = 0.7 if recent else 0.0  # of what was before, so that the parts are always parts of one
         for activity in dict.fromkeys([*recent, *work]):
             part = work.get(activity, 0.0)
             totals[activity] = totals.get(activity, 0.0) + part
-            recent[activity] = 0.7 * recent.get(activity, part / whole) + 0.3 * part / whole
+            recent[activity] = kept * recent.get(activity, 0.0) + (1.0 - kept) * part / whole
 
 
 def roles_of(program: Program) -> dict[str, str]:

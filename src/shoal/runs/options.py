@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -174,5 +175,17 @@ class Result:
         """Every evaluation as columns: eval_return, spread, env_steps, seconds, …"""
         return metrics(self.run_dir, "evaluation")
 
+    def _repr_html_(self) -> str:
+        """A table, in a notebook: what is known of the run, without what there is none of."""
+        shown = {name: value for name, value in self.as_dict().items() if value not in (None, {})}
+        rows = (f"<tr><th>{name}</th><td>{escape(_shown(value))}</td></tr>" for name, value in shown.items())
+        return f"<table>{''.join(rows)}</table>"
+
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -249,3 +249,11 @@ def test_losses_are_told_where_they_make_training_meaningless(
 
 def test_lost_environments_are_shown_with_their_share_of_the_episodes() -> None:
     assert "30 environments replaced (30.0% of the episodes)" in view.line(lost_progress(4, 100, 30))
+
+
+def test_the_parts_of_a_nodes_time_are_parts_of_one_from_its_first_reports_on() -> None:
+    progress = Progress()
+    reports = [{"starting": 0.9, "environment": 0.1}, {"environment": 0.4, "weights": 0.6}, {"waiting to insert": 1.0}]
+    for number, times in enumerate(reports):
+        progress.take(snapshot(1, nodes={"actor/0": {"times": times, "values": {}}}), 0.1 * number, 0)
+        assert sum(progress.times["actor/0"].values()) == pytest.approx(1.0)

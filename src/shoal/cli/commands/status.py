@@ -84,10 +84,15 @@ def _towards(found: RunState, progress: dict[str, Any]) -> list[str]:
     done = {"stop_return": found.eval_return, "stop_steps": found.env_steps, "stop_seconds": found.seconds}
     done["stop_updates"] = updates
     return [
-        f"{name.removeprefix('stop_')} {value:,.6g} of {options[name]:,.6g}"
+        f"{name.removeprefix('stop_')} {_rounded(value)} of {options[name]:,.6g}"
         for name, value in done.items()
         if is_number(options.get(name)) and is_number(value)
     ]
+
+
+def _rounded(value: float) -> str:
+    """With as many digits as are worth reading."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
 def _changed(path: Path) -> float:
