@@ -30,8 +30,10 @@ def nothing_left_behind() -> Iterator[None]:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own files stay where they were
     directory = tempfile.mkdtemp(prefix="st-", dir="/tmp" if os.path.isdir("/tmp") else None)  # short, for sockets
     os.environ["TMPDIR"] = tempfile.tempdir = directory
+    os.environ["XDG_STATE_HOME"] = state = tempfile.mkdtemp(prefix="shoal-state-", dir="/tmp")  # no user's own
     segments = shared_segments()
     yield
+    shutil.rmtree(state, ignore_errors=True)
     remains = left_behind(segments)
     shutil.rmtree(directory, ignore_errors=True)
     assert not remains, f"the test session left behind: {remains}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shoal.envs.describing import _stacked, describe_here
-from shoal.runs import records, registry
+from shoal.runs import records, registry, trust
 from shoal.runs.directory import RunDirectory
 from shoal.runs.options import RunOptions
 
@@ -23,7 +23,9 @@ def saved_run(path: Path, algorithm: str = "impala", seed: int = 0, **chosen: An
     cfg = page.Config(**{name: value for name, value in SMALL.items() if name in fields} | chosen)
     env = _stacked(describe_here(cfg.env, None, "auto", None), getattr(cfg, "frame_stack", 0))
     made = RunDirectory.create(str(path), algorithm, "env", seed, print)
-    made.write_config(records.record_of(algorithm, cfg, env, RunOptions(seed=seed)))
+    record = records.record_of(algorithm, cfg, env, RunOptions(seed=seed))
+    made.write_config(record)
+    trust.remember(record)  # as a run that was made here
     weights = page.make_policy(cfg, env, seed).state_dict()["weights"]
     random = np.random.default_rng(seed)  # as made, many heads are so small that actions hardly differ
     noisy = {

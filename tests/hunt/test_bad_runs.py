@@ -180,7 +180,7 @@ EVAL: dict[str, tuple[Damage, str]] = {
 @pytest.mark.parametrize(("damage", "sentence"), EVAL.values(), ids=EVAL)
 def test_eval_refuses_what_is_not_that_runs_policy(damage: Damage, sentence: str, run: Path, told: Told) -> None:
     damage(run)
-    (line,) = told("eval", str(run), "--episodes", "1")
+    (line,) = told("eval", str(run), "--episodes", "1", "--trust")
     assert sentence in line
 
 

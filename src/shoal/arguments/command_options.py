@@ -17,6 +17,14 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trust:
+    """A run that goes on and was not made on this account."""
+
+    trust: bool = False
+    """Let it run the code that it names: its algorithm, environment, network. Asked once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """The measurement; the algorithm runs with the config that `shoal train` would use, without the evaluator."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shoal
-from shoal.arguments.command_options import Output
+from shoal.arguments.command_options import Output, Trust
 from shoal.arguments.config_files import OWNERS, take_config
 from shoal.arguments.words import HELP, Typed, peek, read
 from shoal.cli import commands
@@ -164,12 +164,12 @@ def _train(words: Sequence[str], started: float) -> int:
 
         file.check([*OWNERS, registry.load(name).Config])
     if any(word in HELP for word in words):
-        configure("train", name, words, RunOptions, Output)  # prints them, and ends
+        configure("train", name, words, RunOptions, Output, Trust)  # prints them, and ends
     from shoal.experiment.training import begin
 
     cfg, typed = _typed(name, words, f"shoal train {name}")
     as_json = typed.make(Output).json
-    begun = begin(name, typed.make(cfg), typed.values[RunOptions], started)
+    begun = begin(name, typed.make(cfg), typed.values[RunOptions], started, typed.make(Trust).trust)
     if not isinstance(begun, Result):
         return _run(begun, as_json)
     print(f"the run in {begun.run_dir} has ended (stopped by {begun.stopped_by})", file=sys.stderr)
@@ -179,11 +179,11 @@ def _train(words: Sequence[str], started: float) -> int:
 
 
 def _typed(algorithm: str, words: Sequence[str], command: str) -> tuple[type[Any], Typed]:
-    """The algorithm's config class, and what was typed of it, of the run's options and of the output's."""
+    """The algorithm's config class, and what was typed of it, of the run's options and of the command's."""
     from shoal.runs import registry
 
     cfg = registry.load(algorithm).Config
-    return cfg, read(words, [RunOptions, Output, cfg], command)
+    return cfg, read(words, [RunOptions, Output, Trust, cfg], command)
 
 
 def _resume(words: Sequence[str], started: float) -> int:
@@ -200,12 +200,13 @@ def _resume(words: Sequence[str], started: float) -> int:
     warm(words[1:])
     print(f"going on with {words[0]} …", file=sys.stderr, flush=True)
     from shoal.experiment.training import go_on
-    from shoal.runs import directory
+    from shoal.runs import records
 
     path = Path(words[0])
-    cfg, typed = _typed(directory.read_config(path)["algorithm"], words[1:], "shoal resume")
-    as_json = typed.make(Output).json
-    return _run(go_on(path, typed.values[RunOptions], typed.values[cfg], started), as_json)
+    algorithm = records.admit_algorithm(path, "--trust" in words)
+    cfg, typed = _typed(algorithm, words[1:], "shoal resume")
+    begun = go_on(path, typed.values[RunOptions], typed.values[cfg], started, trust=typed.make(Trust).trust)
+    return _run(begun, typed.make(Output).json)
 
 
 def _run(experiment: Experiment, as_json: bool) -> int:
@@ -245,7 +246,7 @@ def _completion(words: Sequence[str], started: float) -> int:
     from shoal.arguments.usage import completion_script
     from shoal.runs import registry
 
-    others: dict[str, list[type[Any]]] = {"train": [RunOptions, Output], "resume": [RunOptions, Output]}
+    others: dict[str, list[type[Any]]] = {"train": [RunOptions, Output, Trust], "resume": [RunOptions, Output, Trust]}
     others |= commands.options()
     others |= {"algorithms": [], "completion": []}
     algorithms = {name: [registry.load(name).Config] for name in registry.names()}

@@ -30,7 +30,7 @@ from shoal.loops.filming import FilmPlan
 from shoal.loops.wiring import Settings
 from shoal.options import Acting
 from shoal.program import Program, node_seed
-from shoal.runs import records, registry
+from shoal.runs import records, registry, trust
 from shoal.runs.directory import CHECKPOINTS, FILMS, RunDirectory
 from shoal.runs.options import Result, RunOptions, StoppedBy
 from shoal.runs.registry import Algorithm
@@ -225,16 +225,24 @@ class RunningExperiment:
         self.reviving = Reviving(self.program, path, meta.get(REPLAY, {}), self._tell)
         self.reviving.attach(self.supervisor)
         if self.resumed is None:
-            self.directory.write_config(experiment.record())  # whoever is killed from now on can go on
+            self._write_config()  # whoever is killed from now on can go on
         given: dict[str, Any] = {"ray_address": options.ray_address, "states": states}
         self.progress.take_roles(self.program)
         self.run = launch(self.program, options.runtime, seed=experiment.seed(), supervisor=self.supervisor, **given)
+
+    def _write_config(self) -> None:
+        record = self.experiment.record()
+        self.directory.write_config(record)
+        if (why := trust.remember(record)) is not None:
+            self.display.note(
+                f"it cannot be remembered that this run was made here ({why}): to go on with it give --trust"
+            )
 
     def _prepare_to_watch(self) -> None:
         self.interrupts.started = True
         if self.resumed is not None:
             self.directory.go_on()
-            self.directory.write_config(self.experiment.record())
+            self._write_config()
         self.listeners = self._listen()
         store = Checkpoints(self.directory.path / CHECKPOINTS, self.options.keep)
         self.checkpointer = Checkpointer(

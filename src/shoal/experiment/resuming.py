@@ -60,15 +60,18 @@ class Plan:
     resumed: Resumed
 
 
-def plan(path: Path, options: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
+def plan(
+    path: Path, options: Mapping[str, Any], values: Mapping[str, Any], *, trust: bool = False, named: bool = False
+) -> Plan:
     """Read a run directory, take its lock, and find the checkpoint to go on from. `options` and fields of the config
-    (`values`) that are given take the place of the recorded ones."""
+    (`values`) that are given take the place of the recorded ones. Code that a run of others names needs `trust`,
+    but for the algorithm where the user has `named` it."""
     record = directory.read_config(path)
     lock = RunLock(path)
     lock.acquire()
     try:
         refuse_links(path, WRITTEN)
-        name, algorithm, cfg = records.rebuild(path, values)
+        name, algorithm, cfg = records.rebuild(path, values, trust=trust, named=named)
         recorded = _recorded_options(record, path)
         _refuse(record, recorded, options, values)
         chosen = dataclasses.replace(recorded, **options, run_dir=str(path), resume="never")
@@ -91,12 +94,10 @@ def finished(path: Path, options: Mapping[str, Any] | None = None) -> dict[str, 
     summary = ended_weights.read_summary(path)
     if summary.get("stopped_by") not in ("return", "steps", "updates", "seconds"):
         return None
-    record = directory.read_config(path) if (path / directory.CONFIG).is_file() else {}
-    lives = record.get("life", 0), summary.get("life", 0)
-    if is_number(lives[1]) and lives[0] > lives[1]:
+    if ended_weights.lived_on(path, summary):
         return None
     if given := {stop: value for stop, value in (options or {}).items() if stop in STOPS}:
-        recorded = _recorded_options(record, path)
+        recorded = _recorded_options(directory.read_config(path), path)
         if any(value != getattr(recorded, stop) for stop, value in given.items()):
             return None
     return summary

@@ -54,20 +54,21 @@ def evaluate(
     seed: int | None = None,
     network: Any = None,
     core: Any = None,
+    trust: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Evaluation:
     """Greedy, fresh episodes of a policy or a run; the seed is drawn anew when none is given.
 
     Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function, which
     gets none of the run's options. `env_options` take the place of those that the environment had. `tell` hears of it
-    where it takes long.
+    where it takes long. `trust` as for `shoal.load`.
     """
     validate(_Asked(episodes, seed))
     if not isinstance(source, TrainedPolicy):
         directory.named(source, "shoal.evaluate()")
-    policy = source if isinstance(source, TrainedPolicy) else load(source, network=network, core=core)
+    policy = source if isinstance(source, TrainedPolicy) else load(source, network=network, core=core, trust=trust)
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-    cfg = environment_config(policy, env, env_options)
+    cfg = environment_config(policy, env, env_options, trust)
     made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed, replaces=True)
     try:
         returns = play(made, policy.greedy, episodes, _never_giving_up(tell, made.count))
@@ -107,14 +108,14 @@ def _never_giving_up(tell: Callable[[str], None], environments: int) -> Callable
 
 
 def environment_config(
-    policy: TrainedPolicy, env: Environment | None, env_options: dict[str, Any] | None = None
+    policy: TrainedPolicy, env: Environment | None, env_options: dict[str, Any] | None = None, trust: bool = False
 ) -> Any:
     """The policy's config with the environment in which it is to play. The run's options are those of its own."""
     given: dict[str, Any] = {"env": env, "env_options": env_options}
     changes = {name: value for name, value in given.items() if value is not None}
     if env is not None and records.recorded_value(env) != records.recorded_value(policy.config.env):
         changes = dict.fromkeys(records.OF_ENVIRONMENT) | changes
-    records.refuse_lost(policy.run, [name for name in records.OF_ENVIRONMENT if name not in changes])
+    records.admit_fields(policy.run, [name for name in records.OF_ENVIRONMENT if name not in changes], trust)
     return dataclasses.replace(policy.config, **changes) if changes else policy.config
 
 

@@ -55,14 +55,16 @@ def export(
     folder: str | os.PathLike[str] | None = None,
     *,
     format: str = "onnx",
+    trust: bool = False,
 ) -> Export:
-    """Write a run's greedy policy into a new or empty folder, by default `export-FORMAT` in the run directory."""
+    """Write a run's greedy policy into a new or empty folder, by default `export-FORMAT` in the run directory. `trust`
+    as for `shoal.load`."""
     if format not in FORMATS:
         raise UserError(f"--format {format} is not known: choose one of {', '.join(FORMATS)}.")
     _need(format)
     if not isinstance(source, TrainedPolicy):
         directory.named(source, "shoal.export()")
-    policy = source if isinstance(source, TrainedPolicy) else load(source)
+    policy = source if isinstance(source, TrainedPolicy) else load(source, trust=trust)
     place = Path(folder) if folder is not None else policy.run / f"export-{format}"
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UserError(f"--output {place} is there already: give a new or empty folder.")

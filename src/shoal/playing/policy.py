@@ -57,18 +57,22 @@ def load(
     seed: int | None = None,
     network: Any = None,
     core: Any = None,
+    trust: bool = False,
 ) -> TrainedPolicy:
     """The policy of a run (`runs/NAME`), of its best checkpoint (`runs/NAME:best`) or of one checkpoint's folder.
 
     `seed` is that of its exploration; `network` and `core` take the place of the user's own where those cannot be
-    imported by name. Raises `UserError` for what is no run, is damaged, or does not fit the network.
+    imported by name. A run that was not made on this account, and names code of its own (an algorithm's file, a
+    network), runs that code only with `trust`. Raises `UserError` for what is no run, is damaged, or does not fit
+    the network.
     """
     found = find_weights(directory.named(source, "shoal.load()"))
     validate(_Asked(seed, device))
     check_device("device", device)
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
-    name, algorithm, cfg = records.rebuild(found.run, given, unneeded=(*records.OF_ENVIRONMENT, *records.NOT_PLAYED))
-    env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg)
+    unneeded = (*records.OF_ENVIRONMENT, *records.NOT_PLAYED)
+    name, algorithm, cfg = records.rebuild(found.run, given, unneeded, trust=trust)
+    env = recorded_spaces(directory.read_config(found.run), found.run) or _spaces_of_environment(found.run, cfg, trust)
     cfg = dataclasses.replace(cfg, acting_device=device)
     if isinstance(cfg, Learning):
         cfg = replace(cfg, precision="float32")  # theirs is the learners', of their machine
@@ -208,8 +212,8 @@ def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:
         raise UserError(f"{run / directory.CONFIG} is damaged: its spaces cannot be read.") from None
 
 
-def _spaces_of_environment(run: Path, cfg: Acting) -> Description:
-    records.refuse_lost(run, records.OF_ENVIRONMENT)
+def _spaces_of_environment(run: Path, cfg: Acting, trust: bool) -> Description:
+    records.admit_fields(run, records.OF_ENVIRONMENT, trust)
     spec = describe_env(cfg)
     native = spec.native_action_space or spec.action_space
     return Description(spec.observation_space, spec.action_space, native, spec.stack)

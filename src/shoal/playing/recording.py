@@ -33,16 +33,18 @@ def record(
     env: Environment | None = None,
     seed: int | None = None,
     fps: float | None = None,
+    trust: bool = False,
 ) -> Recording:
     """Film greedy episodes of a policy or a run, from first to last picture, into `output` (.mp4 or .gif); by default
-    `policy.mp4` in the run directory. `fps` is the environment's own where it is not given."""
+    `policy.mp4` in the run directory. `fps` is the environment's own where it is not given; `trust`
+    as for `shoal.load`."""
     if episodes < 1:
         raise UserError(f"--episodes {episodes} is too small: give at least 1.")
-    policy = source if isinstance(source, TrainedPolicy) else load(source)
+    policy = source if isinstance(source, TrainedPolicy) else load(source, trust=trust)
     path = Path(output) if output is not None else policy.run / "policy.mp4"
     write = _writer_for(path)
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-    cfg = environment_config(policy, env)
+    cfg = environment_config(policy, env, trust=trust)
     spec = checked_spec(policy, cfg).for_evaluation()
     made = make_drawn(spec, seed)
     returns: list[float] = []

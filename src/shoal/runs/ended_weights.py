@@ -94,11 +94,22 @@ def updates_of(run: Path) -> int:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
+    """The summary with which a run has ended; empty where there is none, or none that can be read."""
+    return _object(run / directory.SUMMARY)
+
+
+def lived_on(run: Path, summary: Mapping[str, Any]) -> bool:
+    """Whether a run has gone on since it ended with this summary."""
+    lives = _object(run / directory.CONFIG).get("life"), summary.get("life")
+    return all(map(is_number, lives)) and _whole(lives[0]) > _whole(lives[1])
+
+
+def _object(file: Path) -> dict[str, Any]:
     try:
-        summary = json.loads(plain(run / directory.SUMMARY).read_text(encoding="utf-8"))
+        found = json.loads(plain(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return summary if isinstance(summary, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _whole(value: Any) -> int:

@@ -15,10 +15,11 @@ from shoal import config
 from shoal.envs import EnvSpec
 from shoal.envs.space_records import to_record
 from shoal.errors import UserError, name_of
-from shoal.factories import folder_of, importable_name, look_in
+from shoal.factories import folder_of, importable_name
 from shoal.options import Acting
 from shoal.runs import directory, registry
 from shoal.runs.registry import Algorithm
+from shoal.runs.trust import admit
 
 NOT_PLAYED = ("pattern",)  # fields that only training needs
 OF_ENVIRONMENT = ("env", "env_options", "eval_env_options")  # fields that only who plays needs
@@ -109,13 +110,16 @@ def lost_note(cfg: Acting) -> str | None:
     )
 
 
-def rebuild(path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = ()) -> tuple[str, Algorithm, Acting]:
+def rebuild(
+    path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = (), *, trust: bool = False, named: bool = False
+) -> tuple[str, Algorithm, Acting]:
     """The algorithm's name, its module and its config out of a run directory, with values that are `given` now. Fields
-    that are `unneeded` may be names of what cannot be found."""
+    that are `unneeded` may be names of what cannot be found. Code that a run of others names needs `trust`,
+    but for the algorithm where the user has `named` it."""
     record = directory.read_config(path)
     file = path / directory.CONFIG
-    folders = record.get("folders", [])
-    look_in(folder for folder in (folders if isinstance(folders, list) else []) if isinstance(folder, str))
+    needed = [name for name in record["config"] if name not in given and name not in unneeded]
+    admit(path, record, [*needed, *([] if named else ["algorithm"])], trust)
     values = record["config"] | dict(given)
     for field in record.get("lost") or []:
         if values.get(field) is not None and field not in given and field not in unneeded:
@@ -130,6 +134,20 @@ def rebuild(path: Path, given: Mapping[str, Any], unneeded: Sequence[str] = ()) 
     except UserError as error:
         raise UserError(f"{file} cannot be used: {error}") from None
     return record["algorithm"], algorithm, cfg
+
+
+def admit_algorithm(path: Path, trust: bool) -> str:
+    """The name of a run's algorithm, which may be imported."""
+    record = directory.read_config(path)
+    admit(path, record, ["algorithm"], trust)
+    return str(record["algorithm"])
+
+
+def admit_fields(path: Path, fields: Sequence[str], trust: bool) -> None:
+    """Let code be found that a run names in these fields; one sentence where it was not made here, or cannot be found
+    again."""
+    admit(path, directory.read_config(path), fields, trust)
+    refuse_lost(path, fields)
 
 
 def refuse_lost(path: Path, fields: Sequence[str]) -> None:

@@ -248,6 +248,9 @@ def test_the_command_exports_in_the_format_and_to_the_folder_that_were_typed(mon
         return exporting.Export("out", "policy.pt2", [], [], 0.0)
 
     monkeypatch.setattr(exporting, "export", pretended)
-    assert main(["export", "runs/A", "--format", "torch", "--output", "out"]) == 0
+    assert main(["export", "runs/A", "--format", "torch", "--output", "out", "--trust"]) == 0
     assert main(["export", "runs/A"]) == 0
-    assert asked == [("runs/A", "out", {"format": "torch"}), ("runs/A", None, {"format": "onnx"})]
+    assert asked == [
+        ("runs/A", "out", {"format": "torch", "trust": True}),
+        ("runs/A", None, {"format": "onnx", "trust": False}),
+    ]

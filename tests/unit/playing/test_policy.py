@@ -232,7 +232,7 @@ assert children == "", children
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     with pytest.raises(UserError, match="there is no module 'gone'"):
-        shoal.evaluate(run, episodes=1)
+        shoal.evaluate(run, episodes=1, trust=True)
     assert shoal.evaluate(run, episodes=2, env="CartPole-v1").env == "CartPole-v1"
 
 
@@ -451,7 +451,9 @@ def test_the_command_evaluates_as_was_typed(
 
     monkeypatch.setattr("shoal.playing.evaluate", evaluate)
     typed = ["--episodes", "2", "--seed", "3", "--env", "CartPole-v1", "--env-option", "length=7"]
-    assert main(["eval", "runs/A:best", *typed, "--network", "nets:Net", "--core", "nets:Core", "--json"]) == 0
+    assert (
+        main(["eval", "runs/A:best", *typed, "--network", "nets:Net", "--core", "nets:Core", "--json", "--trust"]) == 0
+    )
     written = capsys.readouterr()
     assert written.err == "shoal: still playing\n"
     found = json.loads(written.out)
@@ -460,6 +462,6 @@ def test_the_command_evaluates_as_was_typed(
     nothing = dict.fromkeys(("env", "env_options", "seed", "network", "core"))
     given = {"episodes": 2, "env": "CartPole-v1", "env_options": {"length": 7}, "seed": 3}
     assert asked == [
-        ("runs/A:best", given | {"network": "nets:Net", "core": "nets:Core"}),
-        ("runs/A", nothing | {"episodes": 50}),
+        ("runs/A:best", given | {"network": "nets:Net", "core": "nets:Core", "trust": True}),
+        ("runs/A", nothing | {"episodes": 50, "trust": False}),
     ]

@@ -111,11 +111,11 @@ def test_the_command_films_as_was_typed(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr("shoal.playing.record", record)
     typed = ["--output", "film.gif", "--episodes", "2", "--seed", "3", "--fps", "7.5", "--env", "CartPole-v1"]
-    assert main(["record", "runs/A", *typed]) == 0
+    assert main(["record", "runs/A", *typed, "--trust"]) == 0
     assert main(["record", "runs/A"]) == 0
     assert asked == [
-        ("runs/A", "film.gif", {"episodes": 2, "env": "CartPole-v1", "seed": 3, "fps": 7.5}),
-        ("runs/A", None, {"episodes": 1, "env": None, "seed": None, "fps": None}),
+        ("runs/A", "film.gif", {"episodes": 2, "env": "CartPole-v1", "seed": 3, "fps": 7.5, "trust": True}),
+        ("runs/A", None, {"episodes": 1, "env": None, "seed": None, "fps": None, "trust": False}),
     ]
     assert capsys.readouterr().out.splitlines()[-1] == "→ film.gif"
 

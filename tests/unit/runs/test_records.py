@@ -46,7 +46,7 @@ def test_a_function_of_a_module_is_recorded_with_its_folder_and_found_from_elsew
     assert records.lost_note(impala.Config(env=own.make_env)) is None
     sys.modules.pop("recorded_module")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path / "code")])
-    _, _, cfg = records.rebuild(run, {})
+    _, _, cfg = records.rebuild(run, {}, trust=True)
     assert cfg.env == "recorded_module:make_env"
     assert factories.load_factory(cfg.env, "env")().spec.id == "CartPole-v1"
 
@@ -73,7 +73,7 @@ def test_a_function_of_a_package_is_found_from_elsewhere_wherever_in_it_it_is(
         run = written(tmp_path / "run", impala.Config(env=made))
         forget()
         monkeypatch.setattr(sys, "path", before)
-        _, _, cfg = records.rebuild(run, {})
+        _, _, cfg = records.rebuild(run, {}, trust=True)
         assert cfg.env == f"{module}:make_env"
         assert factories.load_factory(cfg.env, "env")().spec.id == "CartPole-v1"
     finally:
@@ -133,7 +133,7 @@ def test_a_pattern_is_part_of_what_is_rebuilt_and_playing_does_without(tmp_path:
         made = RunDirectory.create(str(path), "apex_dqn", "x", 0, print)
         made.write_config(records.record_of("apex_dqn", one, envs.describe("CartPole-v1"), RunOptions()))
         made.close()
-    assert records.rebuild(named, {})[2].pattern == "own:slices"
+    assert records.rebuild(named, {}, trust=True)[2].pattern == "own:slices"
     with pytest.raises(UserError, match="give --pattern module:factory"):
         records.rebuild(lost, {})
     records.rebuild(lost, {}, unneeded=records.NOT_PLAYED)

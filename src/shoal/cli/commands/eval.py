@@ -27,6 +27,8 @@ class EvalOptions:
     """module:factory in place of the recorded one."""
     core: str | None = None
     """module:factory in place of the recorded one."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
     json: bool = False
     """Print one JSON object."""
 
@@ -45,7 +47,9 @@ def run(words: Sequence[str]) -> int:
     from shoal.experiment.view import amount
     from shoal.playing import evaluate
 
-    given = {name: getattr(options, name) for name in ("episodes", "env", "env_options", "seed", "network", "core")}
+    given = {
+        name: getattr(options, name) for name in ("episodes", "env", "env_options", "seed", "network", "core", "trust")
+    }
     found = evaluate(source, **given, tell=warn)
     if options.json:
         print_json(dataclasses.asdict(found))

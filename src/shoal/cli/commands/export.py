@@ -18,6 +18,8 @@ class ExportOptions:
     """onnx: for onnxruntime and others; torch: for torch.export.load."""
     output: str | None = None
     """A new or empty folder; default: export-FORMAT in the run directory."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
     json: bool = False
     """Print one JSON object."""
 
@@ -35,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     source = one_run(typed, "shoal export")
     from shoal.playing.exporting import export
 
-    made = export(source, options.output, format=options.format)
+    made = export(source, options.output, format=options.format, trust=options.trust)
     if options.json:
         print_json(dataclasses.asdict(made))
         return OK

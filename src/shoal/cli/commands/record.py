@@ -25,6 +25,8 @@ class RecordOptions:
     """Pictures per second; default: as the environment says."""
     env: str | None = None
     """module:factory or id in place of the recorded one."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
     json: bool = False
     """Print one JSON object."""
 
@@ -42,7 +44,7 @@ def run(words: Sequence[str]) -> int:
     from shoal.experiment.view import amount, many
     from shoal.playing import record
 
-    given = {name: getattr(options, name) for name in ("episodes", "env", "seed", "fps")}
+    given = {name: getattr(options, name) for name in ("episodes", "env", "seed", "fps", "trust")}
     made = record(source, options.output, **given)
     if options.json:
         print_json(dataclasses.asdict(made))
