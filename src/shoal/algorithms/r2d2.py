@@ -136,25 +136,22 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> Re
     )
 
 
-def targets_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """What rows of sequences should have been worth [T, B], with "value" [T+1, B] to bootstrap from."""
+def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """By how much rows of sequences were worth more than "q" [T+1, B], with "value" [T+1, B] to bootstrap from: errors
+    [T, B], which rows are trained [T, B] (where a sequence does not begin an episode, after the burn-in), and the
+    sequences' priorities [B]."""
     reward, terminated, valid = (items[name][:-1] for name in ("reward", "terminated", "valid"))
     discounts = torch.where(terminated, 0.0, cfg.gamma)
-    return r2d2_targets(values=items["value"], rewards=reward, discounts=discounts, valid=valid, n=cfg.n)
-
-
-def trained_rows(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """Which rows are trained [T, B]: transitions, and where a sequence does not begin an episode, after the burn-in."""
-    valid = items["valid"][:-1]
+    targets = r2d2_targets(values=items["value"], rewards=reward, discounts=discounts, valid=valid, n=cfg.n)
+    errors = targets - items["q"][:-1]
     after_burn_in = torch.arange(len(valid), device=valid.device).unsqueeze(-1) >= cfg.burn_in
-    return valid & (after_burn_in | (items["state/last_action"][0] == 0))
+    trained = valid & (after_burn_in | (items["state/last_action"][0] == 0))
+    return errors, trained, as_priorities(sequence_priorities(errors, valid=trained, mix=cfg.mix))
 
 
 def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """Mixed |TD errors| of "q" [T+1, B] over a sequence's rows [B]: the law of learners, and of actors by the values
-    they acted on."""
-    errors = targets_of(cfg, items) - items["q"][:-1]
-    return as_priorities(sequence_priorities(errors, valid=trained_rows(cfg, items), mix=cfg.mix))
+    """Mixed |TD errors| of sequences [B]: the law of learners, and of actors by the values they acted on."""
+    return td_errors(cfg, items)[2]
 
 
 class R2D2(Stateful):
@@ -198,12 +195,10 @@ class R2D2(Stateful):
             value = double_q_values(online=values, target=self.target.network(*inputs, core, first)[0])
         q = chosen(values, actions=action)
         items = {**batch, "q": q, "value": value, "state/last_action": last_action.unsqueeze(0)}
-        trained = trained_rows(cfg, items)
-        errors = targets_of(cfg, items) - q[:-1]
+        errors, trained, priorities = td_errors(cfg, items)
         losses = sequence_losses(errors, valid=trained)
         loss = importance_mean(losses, importance=batch.get("importance"))
         seen = inverse_rescale(values.detach()[batch["mask"]] if "mask" in batch else values.detach())
-        priorities = priorities_of(cfg, items)
         return loss, priorities, {"loss": loss.detach(), **value_metrics(q=seen, errors=errors[trained])}
 
 
