@@ -203,3 +203,9 @@ def test_the_command_examines_what_was_typed(monkeypatch: pytest.MonkeyPatch) ->
 def test_from_python_a_wrong_field_is_refused_before_anything_is_tried() -> None:
     with pytest.raises(UserError, match="has no 'hiden'"):
         shoal.doctor("CartPole-v1", algorithm="impala", hiden=3)
+
+
+def test_an_option_that_fits_with_the_preset_is_not_refused_before_the_preset_is_known() -> None:
+    """Impala's preset for control has batches of 8, its default is more than such a queue can hold."""
+    found = shoal.doctor("Pendulum-v1", algorithm="impala", queue=32)
+    assert not [finding for finding in found.findings if finding.level == "fault"]
