@@ -62,6 +62,8 @@ class Checkpointer:
         self._tell_saved = replays_saved
         self._every, self._updates_between = options.checkpoint_every, options.checkpoint_updates
         self._asked = asked_for(program)
+        needed = program.with_role(Role.LEARNER, Role.GRADIENTS, Role.METRICS)
+        self._needed = {node.name for node in needed} & set(self._asked)  # without whom there is no checkpoint
         self._replays = saving_nodes(program) if options.checkpoint_replay else []
         self._moment = Moment.of(run, program, store.directory.parent, options.checkpoint_replay)
         self._tag = ""  # of the replays' saves: the name of the checkpoint that they are for
@@ -101,8 +103,11 @@ class Checkpointer:
             self._looks += 1
             waiting = [name for name, call in self._calls.items() if not _done(call)]
             most = SAVING_LOOKS if any(name in self._replays for name in waiting) else LOOKS
-            if not waiting or self._looks >= most:
+            if not waiting or (self._looks >= most and not self._needed.intersection(waiting)):
                 self._gather(now)
+            elif self._looks == most:  # asked again, it would have to copy its state again for nobody
+                names = ", ".join(sorted(self._needed.intersection(waiting)))
+                self._note(f"the checkpoint {self._tag} waits for {names}, whose step takes long; nobody is asked anew")
         elif not self._busy() and self._due(now, updates):
             self._schedule(now, updates)
             self._meta, self._looks = describe(), 0

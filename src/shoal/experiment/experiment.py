@@ -354,7 +354,10 @@ class RunningExperiment:
             self._take(snapshot, stopped_at)
         self.directory.write_row("progress", progress.row())
         self.display.update(progress)
-        self.checkpointer.finish(ending.answers, progress.best, self._describe)
+        try:
+            self.checkpointer.finish(ending.answers, progress.best, self._describe)
+        except OSError as error:  # weights and summary are written all the same
+            self._tell(f"the last checkpoint could not be written: {error}")
         version, weights = found or (NONE, {})
         return Final(version, weights)
 

@@ -86,7 +86,7 @@ class Progress:
         """Take in a snapshot; returns the evaluations that are new in it. `virtual`: so is the nodes' clock."""
         self.restarts = restarts
         self.seconds = snapshot["train_seconds"]
-        if self._began is None and snapshot["counts"].get("env_steps"):
+        if self._began is None and any(snapshot["counts"].get(name) for name in ("env_steps", "learner_steps")):
             self._began = self.elapsed if virtual else elapsed - self.seconds
         self.counts, self.values = snapshot["counts"], snapshot["values"]
         self.pass_time(elapsed)

@@ -206,7 +206,11 @@ def _refuse(
 
 
 def _refuse_another_replay(resumed: Resumed, record: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    for name in ("capacity", "shards"):
+    if "length" in record["config"]:  # items are sequences, of which a learner works out returns itself
+        items: tuple[str, ...] = ("length", "period", "burn_in")
+    else:  # a transition's return is what it was stored with
+        items = ("n", "gamma", "reward_clip")
+    for name in ("capacity", "shards", "pattern", *(items if "capacity" in record["config"] else ())):
         before = record["config"].get(name)
         if REPLAY in resumed.meta and values.get(name, before) != before:
             raise UserError(

@@ -352,6 +352,11 @@ def summary(result: Result) -> list[str]:
         f"{result.learner_steps:,} updates; {result.wall_seconds:.1f} s in all"
     )
     lines.append(f"{many(result.restarts, 'restart')}, {many(result.refused_updates, 'update')} refused")
+    if result.refused_updates:
+        lines.append(
+            "a refused update changed nothing, as its loss or gradient was not finite: where it happens again, lower "
+            "the learning rate, clip the rewards, or look for NaN in the environment's observations"
+        )
     if result.too_many_lost is not None:
         lines.append(result.too_many_lost)
     elif result.lost_environments:

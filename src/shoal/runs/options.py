@@ -159,11 +159,12 @@ class Result:
     @property
     def exit_code(self) -> int:
         """0: the stop rule was met; 3: time ran out before the return was reached, or before any update; 130: Ctrl-C;
-        1: failure, or no environment made a step."""
+        1: failure, or neither a step nor an update was made."""
         missed = self.learner_steps == 0 or (self.target is not None and not self.reached)
         codes = {"interrupt": 130, "failure": 1, "seconds": 3 if missed else 0}
         code = codes.get(self.stopped_by, 0)
-        return 1 if self.env_steps == 0 and self.stopped_by != "interrupt" else code
+        nothing = self.env_steps == 0 and self.learner_steps == 0  # who learns from data makes no step
+        return 1 if nothing and self.stopped_by != "interrupt" else code
 
     @property
     def metrics(self) -> Table:

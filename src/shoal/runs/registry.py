@@ -112,7 +112,7 @@ def of_config(config: object) -> tuple[str, Algorithm]:
     if package == shoal.algorithms.__name__:
         return last, cast(Algorithm, module)
     name = module.__name__
-    if name == "__main__" and module.__file__:
+    if not package and module.__file__:  # a name without a dot would be taken for one of Shoal's
         name = str(Path(module.__file__).resolve())
     return name, _checked(module, name)
 

@@ -184,6 +184,18 @@ def test_who_does_not_answer_in_time_is_left_out(tmp_path: Path) -> None:
     assert SAVING_LOOKS > LOOKS
 
 
+def test_a_learner_whose_update_takes_long_is_waited_for_and_not_asked_again(tmp_path: Path) -> None:
+    saver, run, notes = make(tmp_path, checkpoint_every=10.0)
+    run.answers["learner"] = Answer({"updates": 7, "learner": {}}, done=False)
+    for tenth in range(10 * LOOKS):
+        tick(saver, 10.0 + 0.1 * tenth)
+    assert (run.rounds(), saver.saved) == (1, 0), "every call would copy the whole state"
+    assert notes == ["the checkpoint 000001 waits for learner, whose step takes long; nobody is asked anew"]
+    run.answers["learner"]._done = True
+    tick(saver, 80.0)
+    assert saver.saved == 1
+
+
 def test_a_node_that_is_gone_is_not_asked(tmp_path: Path) -> None:
     saver, run, _ = make(tmp_path)
     run.answers["actor/0"] = NodeDied("gone")

@@ -128,9 +128,11 @@ def test_the_shape_of_a_replay_that_was_saved_cannot_change(tmp_path: Path) -> N
     made.close()
     meta = {**META, "algorithm": "apex_dqn", "replay": {}}
     Checkpoints(tmp_path / "checkpoints").save({"learner": {"updates": 7}, "metrics": {"notes": []}}, meta)
-    for values in ({"capacity": 2000}, {"shards": 1}):
+    for values in ({"capacity": 2000}, {"shards": 1}, {"gamma": 0.5}, {"n": 2}, {"reward_clip": 3.0}):
         (name,) = values
-        with pytest.raises(UserError, match=f"--{name} cannot change when a run goes on with its replay"):
+        with pytest.raises(
+            UserError, match=f"--{name.replace('_', '-')} cannot change when a run goes on with its replay"
+        ):
             planned(tmp_path, **values)
     assert planned(tmp_path, capacity=1000, shards=2, actors=3).cfg.actors == 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from shoal.loops.prefetch import Prefetch
 from shoal.loops.sources import PATIENCE, TableSource, transitions
 from shoal.nets.targets import Target
 from shoal.nets.weights import export_weights
-from shoal.program import Capabilities, Context, NodeDied
+from shoal.program import Capabilities, Context, Done, NodeDied
 from shoal.replay import MinSize, Prioritized, Replay, ReplayTimeout, Table, Writer, n_step
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -463,3 +464,31 @@ def test_a_weight_service_that_was_lost_gets_weights_and_snapshot_again(monkeypa
     assert weights.version() == published
     assert weights.newer() is not None
     assert weights.kept_snapshot(LEARNER)["updates"] == 1
+
+
+def test_memory_of_a_batch_on_a_device_is_not_given_to_the_next_one_while_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches are copied on a stream of their own, whose allocator must be told of the one that reads them."""
+    told: list[tuple[str, Any]] = []
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            told.append(("waits for", other))
+
+    class OnDevice:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def record_stream(self, stream: Any) -> None:
+            told.append((self.name, stream))
+
+    copies, reader = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copies)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: reader)
+    batch = {"reward": OnDevice("reward"), "observation": {"a": OnDevice("a")}, "state": {}}
+    monkeypatch.setattr("shoal.loops.prefetch.to_batch", lambda *arguments: batch)
+    sample = filled().sample("items", BATCH)
+    Prefetch(lambda: Done(sample), None, torch.device("cuda"), ahead=0).take()
+    assert told == [("waits for", copies), ("reward", reader), ("a", reader)]

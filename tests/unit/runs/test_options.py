@@ -95,7 +95,7 @@ def test_the_exit_code_says_how_a_run_ended(
 
 @pytest.mark.parametrize("stopped_by", ["steps", "updates", "seconds"])
 def test_a_run_in_which_nothing_happened_is_no_success(stopped_by: StoppedBy) -> None:
-    assert replace(RESULT, stopped_by=stopped_by, env_steps=0).exit_code == 1
+    assert replace(RESULT, stopped_by=stopped_by, env_steps=0, learner_steps=0).exit_code == 1
     assert replace(RESULT, stopped_by="seconds", learner_steps=0).exit_code == 3
 
 
@@ -123,7 +123,7 @@ def test_the_start_is_not_counted_as_training_unless_it_never_ends() -> None:
 
 
 def test_a_run_in_which_nothing_happened_has_failed_unless_it_was_interrupted() -> None:
-    assert replace(RESULT, env_steps=0).exit_code == 1
+    assert replace(RESULT, env_steps=0, learner_steps=0).exit_code == 1
     assert replace(RESULT, env_steps=0, stopped_by="interrupt").exit_code == 130
 
 
