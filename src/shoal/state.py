@@ -6,30 +6,41 @@ What comes out holds only tensors, arrays, numbers, strings, lists and dicts, so
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from shoal.errors import UserError
 
 State = dict[str, Any]
 Scope = Literal[
     "own", "exact"
 ]  # what a node needs to go on by itself, or also what only all nodes of one moment can use
 
+NUMBERS = (int, float, np.number, np.bool_)
+
 
 class Stateful:
-    """The state of all attributes that have one: modules, optimizers, targets, generators of random numbers, tensors.
+    """The state of all attributes that have one: modules, optimizers, targets, generators of random numbers, tensors,
+    numbers.
 
-    Whoever adds such an attribute to a class need not think of saving it.
+    Whoever adds such an attribute to a class need not think of saving it. What stays as it was made is none: settings,
+    names, functions, spaces, tuples, None. An attribute that may be either, such as a list, is refused until the class
+    says: it is named in `not_state`, or gets `state_dict` and `load_state_dict`.
     """
 
+    not_state: ClassVar[tuple[str, ...]] = ()  # attributes that are none, though they look like it
+
     def state_dict(self) -> State:
-        return {name: state_of(part) for name, part in vars(self).items() if has_state(part)}
+        return {name: state_of(part) for name, part in self._parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        parts = {name: part for name, part in vars(self).items() if has_state(part)}
+        parts = self._parts()
         if parts.keys() != state.keys():
             lacking, unknown = sorted(parts.keys() - state.keys()), sorted(state.keys() - parts.keys())
             raise ValueError(
@@ -37,7 +48,32 @@ class Stateful:
                 f"and has {unknown or 'nothing'} that is not known"
             )
         for name, part in parts.items():
-            load_state(part, state[name])
+            if isinstance(part, NUMBERS):
+                value = state[name]
+                setattr(self, name, value.item() if isinstance(value, Tensor) else value)
+            else:
+                load_state(part, state[name])
+
+    def _parts(self) -> State:
+        found = {name: part for name, part in vars(self).items() if name not in self.not_state}
+        for name, part in found.items():
+            if not (has_state(part) or isinstance(part, NUMBERS) or _is_settled(part)):
+                raise UserError(
+                    f"{type(self).__name__}.{name} is a {type(part).__name__}, and nobody can tell whether it must be "
+                    f'saved: give that class state_dict and load_state_dict, or write not_state = ("{name}",) into '
+                    f"{type(self).__name__} where it need not be."
+                )
+        return {name: part for name, part in found.items() if has_state(part) or isinstance(part, NUMBERS)}
+
+
+def _is_settled(part: Any) -> bool:
+    """Whether it stays as it was made: a setting, a name, a function, a space, and tuples of whatever they are."""
+    kinds = str, bytes, tuple, frozenset, type, types.FunctionType, types.MethodType, types.BuiltinFunctionType
+    if part is None or isinstance(part, (*kinds, partial, torch.device, torch.dtype)):
+        return True
+    if (made := getattr(part, "__dataclass_params__", None)) is not None:
+        return bool(made.frozen)
+    return getattr(part, "stateless", False) is True or type(part).__module__.startswith("gymnasium.spaces")
 
 
 def has_state(part: Any) -> bool:
@@ -49,6 +85,8 @@ def has_state(part: Any) -> bool:
 def state_of(part: Any) -> Any:
     """A copy that does not change when the part does."""
     match part:
+        case int() | float() | np.number() | np.bool_():
+            return part
         case Tensor():
             return part.detach().clone()
         case torch.Generator():

@@ -21,7 +21,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "versions": ("", ""),
     "step": ("tree", ""),
     "schedules": ("", ""),
-    "state": ("", "numpy torch"),
+    "state": ("errors", "numpy torch"),
     "buffers": ("", "numpy"),
     "program": ("", "numpy"),
     "retry": ("program sync", ""),

@@ -120,7 +120,7 @@ class APPO(Stateful):
         self.cfg, self.peers = cfg, peers
         self.network = make_actor_critic(cfg, env, seed).to(cfg.device)
         self.target = Target(self.network, cfg.target_every)
-        self.updates = torch.zeros((), dtype=torch.int64)  # of this learner
+        self.updates = 0  # of this learner
         self.rewards = RewardNormalizer(
             normalize=cfg.normalize_rewards, scale=cfg.reward_scale, clip=cfg.reward_clip
         ).to(cfg.device)
@@ -133,7 +133,7 @@ class APPO(Stateful):
     def update(self, batch: Batch) -> Update:
         """One learner step from time-major columns [T+1, B, ...]; row T only bootstraps."""
         cfg = self.cfg
-        copied = self.target.follow(int(self.updates))
+        copied = self.target.follow(self.updates)
         self.updates += 1
         rows, explained = self.prepare(batch, copied)
         applied = True

@@ -132,6 +132,8 @@ def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
 class SAC(Stateful):
     """The learner: batches of n-step transitions in, weights and priorities out."""
 
+    not_state = ("target_entropy",)  # an option, which may be another one when a run goes on
+
     def __init__(self, cfg: Config, env: Spaces, seed: int, peers: optim.Peers = optim.ALONE) -> None:
         self.cfg = cfg
         self.network = make_networks(cfg, env, seed).to(cfg.device)

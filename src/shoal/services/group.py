@@ -133,6 +133,8 @@ class Group:
 class Member:
     """One learner's part in its group; making it waits for the others. See `shoal.optim.Peers`."""
 
+    stateless = True  # a learner's next life has its own
+
     def __init__(self, group: Group, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._group = group

@@ -33,6 +33,8 @@ BATCH, CAPACITY, ITEMS = 8, 2000, 2150
 class Recording(Stateful):
     """Learns nothing; gives every item a priority of its own, which its reward tells."""
 
+    not_state = ("batches",)
+
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
         self.network = nn.Linear(1, 1)

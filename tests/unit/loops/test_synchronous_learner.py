@@ -24,6 +24,8 @@ BATCH = 2
 class Counting(Stateful):
     """Learns nothing; remembers the rewards of every batch."""
 
+    not_state = ("rewards",)
+
     def __init__(self) -> None:
         self.rewards: list[list[float]] = []
         self.network = nn.Linear(1, 1)
