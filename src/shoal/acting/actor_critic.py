@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shoal import tree
 from shoal.acting.network_policy import NetworkPolicy, to_array
@@ -56,9 +55,9 @@ class ActorCriticPolicy(NetworkPolicy[ActorCritic | UserNetwork]):
 
     def _parameters(self, observation: Any, state: State) -> tuple[Values, State]:
         """Those of the distribution, [B, size], and the state after this row."""
-        some = tree.leaf(observation)
-        if not isinstance(some, Tensor):
+        if isinstance(observation, np.ndarray):
             return self.mirror(observation), state
+        some = tree.leaf(observation)
         nowhere = torch.zeros(
             1, some.shape[0], dtype=torch.bool, device=some.device
         )  # the state is zero where it begins

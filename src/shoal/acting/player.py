@@ -50,9 +50,7 @@ class Player:
 
     def act(self, observation: Any) -> Values:
         """The actions [B, ...] for a row's observation."""
-        seen, before = self.look(observation)
-        action, after, extras = self.policy.act(seen, before, self.first)
-        self.acted(after, extras)
+        action, self._state, self.extras = self.policy.act(*self.look(observation), self.first)
         return action
 
     def look(self, observation: Any) -> tuple[Any, dict[str, Values]]:

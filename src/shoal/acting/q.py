@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+import numpy as np
+from torch import nn
 
-from shoal import tree
 from shoal.acting.network_policy import ExploringPolicy, PriorityLaw, priorities_by
 from shoal.acting.numpy_q import NumpyQ, supported
 from shoal.acting.policy import Acted, Choice, State
@@ -60,4 +60,4 @@ class QPolicy(ExploringPolicy[nn.Module]):
         return action, state, {"q": pick(outputs, action), "value": pick(outputs, values.argmax(-1))}
 
     def _outputs(self, observation: Any) -> Values:
-        return (self.network if isinstance(tree.leaf(observation), Tensor) else self.mirror)(observation)
+        return (self.mirror if isinstance(observation, np.ndarray) else self.network)(observation)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from shoal import tree
 from shoal.acting.network_policy import ExploringPolicy, PriorityLaw, priorities_by, to_array
@@ -79,7 +78,7 @@ class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
     def _outputs(self, observation: Any, state: State) -> tuple[Values, State]:
         """Q [B, actions] and the network's own state after this row."""
         last_action, last_reward, core = state["last_action"], state[LAST_REWARD], core_state(state)
-        if not isinstance(tree.leaf(observation), Tensor):
+        if isinstance(observation, np.ndarray):
             return self.mirror(observation, last_action, last_reward, core)  # type: ignore[no-any-return]
         inputs = (observation, last_action - 1, last_reward, last_action == 0)
         *rows, first = tree.map(lambda x: x.unsqueeze(0), inputs)
