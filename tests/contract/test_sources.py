@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.checkpoints import Checkpoints
+from shoal.experiment.checkpointing import Checkpointer
 from shoal.experiment.training import resume, train
 from shoal.runs.directory import read_weights
 
@@ -49,6 +50,20 @@ def test_inline_it_goes_on_to_the_last_bit(cfg: data_source.Config, tmp_path: Pa
     resume(tmp_path / "parts", quiet=True, stop_updates=80)
     whole, parts = (read_weights(tmp_path / name) for name in ("whole", "parts"))
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_last_checkpoint_that_cannot_be_written_does_not_cost_the_weights(
+    cfg: data_source.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(*arguments: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Checkpointer, "finish", finish)
+    result = train(cfg, run_dir=str(tmp_path / "run"), runtime="inline", stop_updates=20, **OPTIONS)
+    assert result.saved_version == 20
+    assert read_weights(tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").is_file()
+    assert "the last checkpoint could not be written" in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
 def test_seconds_stop_it_too(cfg: data_source.Config, tmp_path: Path) -> None:
