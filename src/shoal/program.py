@@ -12,7 +12,7 @@ import fnmatch
 import inspect
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
@@ -121,9 +121,10 @@ def offers(kind: Any, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Members:
-    """How many nodes each group has, and where a node stands in its own: 0 for the first."""
+    """Where a node stands in its group (0 for the first), how many that has, and how many each of the others."""
 
     place: int = 0
+    total: int = 1
     totals: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -229,14 +230,14 @@ class Program:
         learning = self.with_role(Role.LEARNER, Role.PUBLISHER)
         return list({node.group: node for node in reversed(learning)}.values())[::-1]
 
-    def members(self) -> dict[str, Members]:
-        """What each node is told of the groups."""
+    def members(self, leaving: Iterable[Node] = ()) -> dict[str, Members]:
+        """What each node is told of the groups, to which those who are `leaving` still belong."""
         totals: collections.Counter[str] = collections.Counter()
-        places = {}
-        for name, node in self.nodes.items():
-            places[name] = totals[node.group]
+        places: dict[str, tuple[int, str]] = {}
+        for node in [*self.nodes.values(), *leaving]:
+            places.setdefault(node.name, (totals[node.group], node.group))
             totals[node.group] += 1
-        return {name: Members(place, dict(totals)) for name, place in places.items()}
+        return {name: Members(place, totals[group], dict(totals)) for name, (place, group) in places.items()}
 
     def next_member(self, group: str) -> Node:
         """A node as the group's others are, under the lowest number that is free."""

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.acting.network_policy import ExploringPolicy, PriorityLaw, priorities_by
+from shoal.acting.network_policy import Exploration, ExploringPolicy, PriorityLaw, priorities_by
 from shoal.acting.policy import Acted, Choice, State
 from shoal.acting.q import VALUES
 from shoal.functional.arrays import Random, uniform
 from shoal.functional.exploration import gaussian_noise
 from shoal.nets.control import ControlNetworks
-from shoal.types import Array
 
 
 class ControlPolicy(ExploringPolicy[ControlNetworks]):
@@ -34,7 +33,7 @@ class ControlPolicy(ExploringPolicy[ControlNetworks]):
         priorities: PriorityLaw | None,
         random_rows: int,  # of uniform actions, before it acts by its actor
         device: str,
-        ladder: Array | None = None,  # deviation for every environment of the run
+        ladder: Exploration | None = None,  # deviations of the environments of a run
     ) -> None:
         law = priorities_by(priorities, VALUES, ("q", "next_value", "reward", "discount"), VALUES)
         super().__init__(networks, seed, greedy=greedy, ladder=ladder, priorities=law, device=device)
@@ -77,7 +76,7 @@ class DeterministicPolicy(ControlPolicy):
         networks: ControlNetworks,
         seed: int,
         *,
-        noise: Array | None,  # deviation for every environment of the run; None: greedy
+        noise: Exploration | None,  # deviations of the environments of a run; None: greedy
         priorities: PriorityLaw | None = None,
         random_rows: int = 0,
         device: str = "cpu",

@@ -17,6 +17,14 @@ from shoal.nets.images import compute_in
 from shoal.nets.weights import export_weights, import_weights
 from shoal.types import Array, Arrays, Columns, Values
 
+
+class Ladder(Protocol):
+    """How much environments `index` [B] of `total` explore: [B]."""
+
+    def __call__(self, *, index: Array, total: int) -> Array: ...
+
+
+Exploration = Ladder | Array  # or of a run whose size is known, how much each of its environments explores
 Network = TypeVar("Network", bound=nn.Module)
 PriorityLaw = Callable[[Mapping[str, Tensor]], Tensor]  # columns of items, with q and next_value → [items]
 
@@ -117,17 +125,22 @@ class NetworkPolicy(Generic[Network]):
 
 
 class ExploringPolicy(NetworkPolicy[Network]):
-    """One whose exploration differs from environment to environment: a number for each of a run's, in `ladder`."""
+    """One whose exploration differs from environment to environment, by its `ladder`. Until it is told its environments
+    it explores by a law as the only one of a run does, by numbers as all of them do."""
 
-    def __init__(self, network: Network, seed: int, *, ladder: Array | None = None, **options: Any) -> None:
+    def __init__(self, network: Network, seed: int, *, ladder: Exploration | None = None, **options: Any) -> None:
         super().__init__(network, seed, **options)
-        self._ladder = self.exploration = ladder  # of all environments of the run, and of those that are acted for
-        self._on_device: Tensor | None = None
+        self._ladder = ladder
+        self.exploration: Array | None = None  # of the environments that are acted for
+        self.set_environments(np.arange(1 if callable(ladder) or ladder is None else len(ladder)), 1)
 
-    def set_environments(self, environments: Array) -> None:
-        """The rows of the coming calls of `act` are these environments of the run, int [B]."""
-        if self._ladder is not None:
-            self.exploration, self._on_device = self._ladder[environments], None
+    def set_environments(self, environments: Array, total: int) -> None:
+        """The rows of the coming calls of `act` are these environments, int [B], of the `total` of a run."""
+        self._on_device: Tensor | None = None
+        if callable(self._ladder):
+            self.exploration = self._ladder(index=environments, total=total)
+        elif self._ladder is not None:
+            self.exploration = self._ladder[environments]
 
     def explores(self, like: Values) -> Values:
         """The number of each row's environment, [B], as what it acts on."""

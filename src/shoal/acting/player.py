@@ -34,13 +34,17 @@ class Player:
     ) -> None:
         self.policy = policy
         self.count = count
-        self.environments = first_environment + np.arange(count)
+        self.place(first_environment, first_environment + count)
         self.first: Values = np.ones(count, np.bool_)  # the observation to come begins an episode
         self._state: dict[str, Values] = policy.initial_state(count)
         self._stacker = Stacker(stacks) if stacks else None
         self.seen: Any = None
         self.before: dict[str, Values] = {}
         self.extras: dict[str, Values] = {}
+
+    def place(self, first_environment: int, total: int) -> None:
+        """Its environments are so many from there on, of the `total` of all actors."""
+        self.environments, self.total = first_environment + np.arange(self.count), total
 
     def on_device(self, device: torch.device) -> Player:
         """The same for environments that give tensors: what it holds before the first row is there too."""
@@ -101,7 +105,8 @@ class Player:
 def act_together(policy: Policy, players: Sequence[Player], observations: Sequence[Any]) -> list[Values]:
     """The actions of several players of one policy, which is asked once for all of them."""
     if isinstance(policy, PerEnvironment):
-        policy.set_environments(np.concatenate([player.environments for player in players]))
+        environments = np.concatenate([player.environments for player in players])
+        policy.set_environments(environments, max(player.total for player in players))
     if len(players) == 1:
         return [players[0].act(observations[0])]
     looks = [player.look(observation) for player, observation in zip(players, observations)]

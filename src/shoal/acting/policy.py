@@ -37,8 +37,9 @@ class Policy(Protocol):
 class PerEnvironment(Protocol):
     """A policy that explores differently from environment to environment."""
 
-    def set_environments(self, environments: Array) -> None:
-        """The rows of the coming calls of `act` are these environments, int [B], counted over all actors of a run."""
+    def set_environments(self, environments: Array, total: int) -> None:
+        """The rows of the coming calls of `act` are these environments, int [B], of `total`, counted over all actors of
+        a run. Told again when actors have come or gone."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from shoal.acting.network_policy import ExploringPolicy, PriorityLaw, priorities_by
+from shoal.acting.network_policy import Exploration, ExploringPolicy, PriorityLaw, priorities_by
 from shoal.acting.numpy_q import NumpyQ, supported
 from shoal.acting.policy import Acted, Choice, State
 from shoal.functional.arrays import Random, pick
 from shoal.functional.exploration import epsilon_greedy
-from shoal.types import Array, Values
+from shoal.types import Values
 
 VALUES = ("q", "value")  # of the action taken and of the best one: [B], or their quantiles [B, K]
 
@@ -29,7 +29,7 @@ class QPolicy(ExploringPolicy[nn.Module]):
         network: nn.Module,
         seed: int,
         *,
-        epsilons: Array | None,  # of every environment of the run; None: greedy
+        epsilons: Exploration | None,  # of the environments of a run; None: greedy
         priorities: PriorityLaw | None = None,
         device: str = "cpu",
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal import tree
-from shoal.acting.network_policy import ExploringPolicy, PriorityLaw, priorities_by, to_array
+from shoal.acting.network_policy import Exploration, ExploringPolicy, PriorityLaw, priorities_by, to_array
 from shoal.acting.numpy_recurrent_q import NumpyRecurrentQ, supported
 from shoal.acting.policy import LAST_REWARD, Acted, Choice, State
 from shoal.acting.q import VALUES
@@ -16,7 +16,7 @@ from shoal.functional.arrays import Random, pick
 from shoal.functional.exploration import epsilon_greedy
 from shoal.nets.q import RecurrentQNetwork
 from shoal.nets.user_q import UserRecurrentQ
-from shoal.types import Array, Values
+from shoal.types import Values
 
 
 def core_state(state: Mapping[str, Values]) -> State:
@@ -37,7 +37,7 @@ class RecurrentQPolicy(ExploringPolicy[RecurrentQNetwork | UserRecurrentQ]):
         network: RecurrentQNetwork | UserRecurrentQ,
         seed: int,
         *,
-        epsilons: Array | None,  # of every environment of the run; None: greedy
+        epsilons: Exploration | None,  # of the environments of a run; None: greedy
         priorities: PriorityLaw | None = None,
         device: str = "cpu",
     ) -> None:

@@ -177,6 +177,7 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         epsilon=cfg.epsilon,
         reduce=cfg.reduce,
         max_staleness=cfg.max_staleness or 8 * cfg.actors,
+        for_workers=0 if cfg.max_staleness else cfg.actors,
         synchronous=cfg.actors if cfg.synchronous else 0,
     )
     wiring.add_publisher(make_actor_critic, servers, publish_every=cfg.publish_every)

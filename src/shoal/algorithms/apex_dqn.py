@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,10 +128,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> QPolicy:
-    environments = cfg.actors * cfg.envs_per_actor
-    ladder = epsilon_ladder(
-        index=np.arange(environments), total=environments, base=cfg.ladder_base, exponent=cfg.ladder_exponent
-    )
+    ladder = partial(epsilon_ladder, base=cfg.ladder_base, exponent=cfg.ladder_exponent)
     return QPolicy(
         make_q_network(cfg, env, seed, cfg.quantiles),
         seed,

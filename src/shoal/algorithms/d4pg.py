@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,13 +122,7 @@ def make_networks(cfg: Config, env: Spaces, seed: int) -> ControlNetworks:
 
 
 def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> DeterministicPolicy:
-    environments = cfg.actors * cfg.envs_per_actor
-    ladder = noise_ladder(
-        index=np.arange(environments),
-        total=environments,
-        largest=cfg.noise,
-        smallest=cfg.noise_smallest or cfg.noise,
-    )
+    ladder = partial(noise_ladder, largest=cfg.noise, smallest=cfg.noise_smallest or cfg.noise)
     return DeterministicPolicy(
         make_networks(cfg, env, seed),
         seed,

@@ -149,7 +149,7 @@ def _inference(algorithm: Algorithm, cfg: Acting, env: EnvSpec, weights: Arrays,
     observation = tree.map(lambda part: np.concatenate([part] * times)[:batch], few)
     state, first = policy.initial_state(batch), np.zeros(batch, np.bool_)
     if hasattr(policy, "set_environments"):
-        policy.set_environments(np.arange(batch))
+        policy.set_environments(np.arange(batch), batch)
     return batch / _seconds_each(lambda: policy.act(observation, state, first), seconds)
 
 

@@ -55,7 +55,7 @@ def _act(policy: Any, cfg: Acting, env: EnvSpec, name: str, tell: Tell, measured
     finally:
         made.close()
     if hasattr(policy, "set_environments"):
-        policy.set_environments(np.zeros(count, np.int64))
+        policy.set_environments(np.zeros(count, np.int64), 1)
     observation = tree.map(lambda part: np.concatenate([part] * count), one)
     state, first = policy.initial_state(count), np.ones(count, np.bool_)
     policy.act(observation, state, first)

@@ -12,9 +12,10 @@ from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import EnvFault, Envs
 from shoal.envs.state import NoState
 from shoal.loops.loop import EXACT, LossReport, RowLoop
-from shoal.program import Future, NodeDied, current, futures
+from shoal.program import Future, Members, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.retry import retry
+from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import Scope, State, has_state, load_state, state_of
@@ -23,6 +24,7 @@ from shoal.sync import process_ends, sign_of_life
 from shoal.types import Columns, Role
 from shoal.versions import NONE, updates_between
 
+LAST_ROWS = 2  # the first block has one row more than an actor's step, and what a row gave is told with the next
 LOOK = 1.0  # seconds between two looks at whether what was sent is still there
 
 
@@ -35,7 +37,7 @@ class EnvRunner:
         self._losses = LossReport(envs, self.report, "lost_environments")
         self.observation = envs.reset()
         self._limited = retry(metrics.step_limit) is not None
-        if current().restarts:
+        if current().revived:
             self.report.count("lost_episodes", envs.count)  # those that its last life was in
 
     def step(self, action: Any) -> Step:
@@ -107,19 +109,16 @@ class ActorLoop(RowLoop):
         metrics: Metrics,
         *,
         synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
-        first_environment: int = 0,  # the place of its environments among those of all actors
     ) -> None:
         super().__init__()
         seed = current().seed
         self._runner = EnvRunner(make_envs(seed), metrics)
         self._reporter = self._runner.report
         policy, count = make_policy(seed + 1), self._runner.envs.count
-        self._send = Sender(policy, replays, patterns, current().name, home=first_environment // count)
-        self._recorder = Recorder(
-            policy, count, rows, self._ship, first_environment=first_environment, stacks=self._runner.envs.stacks
-        )
-        if isinstance(policy, PerEnvironment):
-            policy.set_environments(self._recorder.player.environments)
+        self._send = Sender(policy, replays, patterns, current().name, home=self._members.place)
+        self._recorder = Recorder(policy, count, rows, self._ship, stacks=self._runner.envs.stacks)
+        self._placed: Members | None = None
+        self._take_place()
         self._weights = weights
         self._synchronous = synchronous
         self._fetching: Future | None = None
@@ -130,7 +129,7 @@ class ActorLoop(RowLoop):
         self._runner.report.lap("starting")
 
     def step(self) -> bool:
-        if self._stage == "acting" and not self._act_block():
+        if self._stage == "acting" and (self._leaving or not self._act_block()):
             return self._end()
         if self._stage == "sending":  # was held up when the run was interrupted
             with self._still():
@@ -144,8 +143,18 @@ class ActorLoop(RowLoop):
         self._stage = "acting"
         return True
 
+    def _take_place(self) -> None:
+        """Its environments' place among those of all actors, where that is new."""
+        if self._placed is not self._members:
+            members, policy, player = self._members, self._recorder.policy, self._recorder.player
+            player.place(members.place * player.count, members.total * player.count)
+            if isinstance(policy, PerEnvironment):
+                policy.set_environments(player.environments, player.total)
+            self._placed = members
+
     def _act_block(self) -> bool:
         """Act until a block is full and sent; False when the run ends before."""
+        self._take_place()
         recorder, runner = self._recorder, self._runner
         complete = False
         while not complete:
@@ -181,6 +190,9 @@ class ActorLoop(RowLoop):
         recorder.begin_stream()
         if (found := retry(lambda: self._weights.newer(NONE))) is not None:
             recorder.load(*found)
+
+    def _open_episodes(self) -> int:
+        return self._runner.envs.open_episodes()
 
     def close(self) -> None:
         self._runner.envs.close()
@@ -223,7 +235,7 @@ class ActorLoop(RowLoop):
         """Newer ones; or None where a replay has lost what these have brought, so that nothing newer will come of it:
         then the same weights act once more."""
         patience = LOOK if current().runtime.nodes_may_die else None
-        while not self._finishing and not process_ends():
+        while not self._finishing and not self._leaving and not process_ends():
             found: Any = retry(lambda: self._weights.wait(self._recorder.version, patience))
             if found is not None or patience is None or self._send.newest_is_lost():
                 return found
@@ -237,24 +249,28 @@ class RemoteActorLoop(RowLoop):
     restart = True
     spread = True
 
-    def __init__(self, make_envs: Callable[[int], Envs], rows: int, inference: Any, metrics: Metrics) -> None:
+    def __init__(
+        self, make_envs: Callable[[int], Envs], rows: int, servers: Sequence[InferenceServer], metrics: Metrics
+    ) -> None:
         super().__init__()
         self._runner = EnvRunner(make_envs(current().seed), metrics)
         self._reporter = self._runner.report
-        self._inference = inference
+        self._inference = servers[self._members.place % len(servers)]
         self._rows = rows
         self._outcome: Step | None = None
 
     def step(self) -> bool:
         runner, node = self._runner, current()
-        for _ in range(self._rows):
+        leaving = self._leaving  # then so many rows more, that those of the last block come to the server and are sent
+        for _ in range(LAST_ROWS if leaving else self._rows):
             if self._finishing:
                 return self._end()
-            action = self._inference.act(node.name, node.restarts, runner.observation, self._outcome)
+            first = self._members.place * runner.envs.count
+            action = self._inference.act(node.name, node.restarts, runner.observation, self._outcome, first)
             runner.report.lap("waiting for inference")
             self._outcome = runner.step(action)._replace(observation=None)  # which goes there with the next question
             self._between_rows()
-        return True if runner.end_of_block() else self._end()
+        return True if runner.end_of_block() and not leaving else self._end()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The environments go on; what the inference server remembered of them begins anew."""
@@ -262,6 +278,9 @@ class RemoteActorLoop(RowLoop):
 
     def _row_state(self, scope: Scope) -> State:
         return {"environments": self._runner.state_dict()}
+
+    def _open_episodes(self) -> int:
+        return self._runner.envs.open_episodes()
 
     def close(self) -> None:
         self._runner.envs.close()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shoal.envs import Envs
+from shoal.program import Members, current
 from shoal.services.metrics import Reporter
 from shoal.state import Scope, State
 from shoal.sync import Condition
@@ -90,8 +91,25 @@ class RowLoop(Loop):
 
     def __init__(self) -> None:
         super().__init__()
+        self._leaving, self._open = False, 0  # open episodes that were counted as lost
+        self._members = current().members
         self._asked = False
         self._given: State | None = None
+
+    def regroup(self, members: Members) -> None:
+        """Others act beside this node now; it takes its new place with its next step."""
+        self._members = members
+
+    def leave(self) -> None:
+        """End after the present step, whose rows are not lost; open episodes are, and counted."""
+        self._leaving = True
+
+    def report(self) -> None:
+        """As of any loop; one that leaves, or did not get to the end of its step, counts what is lost with it."""
+        if self._leaving:
+            before, self._open = self._open, self._open_episodes()
+            self._reporter.count("lost_episodes", self._open - before)
+        super().report()
 
     def state_dict(self, scope: Scope = "own") -> State | None:
         """Its state between two rows; None when others hold it up for too long. All nodes together are asked while they
@@ -111,6 +129,9 @@ class RowLoop(Loop):
             with self._at_work:
                 self._asked, self._given = False, self._row_state("own")
                 self._at_work.notify_all()
+
+    def _open_episodes(self) -> int:
+        raise NotImplementedError
 
     def _row_state(self, scope: Scope) -> State:
         raise NotImplementedError

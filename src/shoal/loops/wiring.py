@@ -25,8 +25,21 @@ from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.nets.building import make_actor_critic
 from shoal.optim import Peers
 from shoal.options import Acting, CentralInference, Experience, Learning, OffPolicy, OnPolicy, Proximal
-from shoal.program import Group, Program, Resources
-from shoal.replay import MinSize, Pattern, Prioritized, Replay, SamplesPerInsert, ShardedReplay, Table, Uniform, rollout
+from shoal.program import Group, Members, Program, Resources, current
+from shoal.replay import (
+    MinSize,
+    Pattern,
+    Prioritized,
+    Quota,
+    Replay,
+    Sample,
+    SamplesPerInsert,
+    ShardedReplay,
+    Table,
+    Uniform,
+    rollout,
+)
+from shoal.replay.messages import Layout
 from shoal.replay.patterns import stacked
 from shoal.services.gradients import GradientServer
 from shoal.services.group import Group as Meeting
@@ -36,6 +49,9 @@ from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.types import MAIN, Role
 
+ACTING_SHARE = 0.25  # of a GPU that is left to those who act where a learner works on it
+SMALLEST_SHARE = 1e-4  # of a GPU that can be asked for
+MOST_ROLLOUTS = 1 << 16  # in a round, however many actors there will be; a slot without an item costs nothing
 TRIM_EVERY = 100  # updates after which a table is cut down to its soft capacity (Horgan 2018)
 
 C = TypeVar("C", bound=Acting)
@@ -101,6 +117,37 @@ class ReplayFrontend(ShardedReplay):
         """The services are nodes themselves, and closed as such."""
 
 
+class Rounds(Replay):
+    """A table whose rounds need `each` items of every writer in a group, however many these are at the moment. Of
+    several readers each asks for its share of what the first round was."""
+
+    role = Role.QUEUE
+
+    def __init__(self, table: Table, *, each: int, writers: str, readers: int) -> None:
+        super().__init__([replace(table, capacity=max(table.capacity, MOST_ROLLOUTS))])
+        self._name, self._each, self._writers, self._readers = table.name, each, writers, readers
+        self._first = table.capacity
+        self._items = self._first
+        self.regroup(current().members)
+
+    def regroup(self, members: Members) -> None:
+        self._items = min(self._each * members.totals.get(self._writers, self._first // self._each), MOST_ROLLOUTS)
+        self.set_quota(self._name, self._items)
+
+    def sample(
+        self,
+        table: str,
+        batch: int,
+        *,
+        timeout: float | None = None,
+        layout: Layout = "time",
+        minimum: int | None = None,
+    ) -> Sample:
+        """A round as it is when it is complete, or with several readers a share of it."""
+        most = MOST_ROLLOUTS if self._readers == 1 else max(1, batch * self._items // self._first)
+        return super().sample(table, most, timeout=timeout, layout=layout, minimum=1)
+
+
 class Wiring(Generic[C]):
     """A program that is being put together for an algorithm: services, replay, learners, actors, evaluator.
 
@@ -136,6 +183,11 @@ class Wiring(Generic[C]):
         """`replay`, and with several shards `replay/0`, `replay/1`, …, which share the table's capacity."""
         program, name = self.program, self.name("replay")
         replays = self.group("replay", Role.REPLAY if _keeps(table) else Role.QUEUE)
+        if isinstance(table.limiter, Quota):
+            each, learners = table.limiter.items // self.cfg.actors, _with(Learning, self.cfg).learners
+            rounds = replays.add(name, Rounds, table, each=each, writers=self.name("actors"), readers=learners)
+            program.place(name, restart=True)
+            return ReplayHandles(table.name, rounds, [rounds])
         if shards == 1:
             replay = replays.add(name, Replay, [table])
             program.place(name, restart=True)  # it comes back empty, and its writers begin again
@@ -202,27 +254,23 @@ class Wiring(Generic[C]):
         policy = partial(make_policy, cfg, self.env)
         build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         patterns = {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)}
-        first_environments = {
-            f"{self.name('actor')}/{index}": index * cfg.envs_per_actor for index in range(cfg.actors)
-        }
         if isinstance(cfg, CentralInference) and cfg.inference == "central":
-            self._add_remote_actors(cfg, build, policy, writes, patterns, rows, first_environments)
+            self._add_remote_actors(cfg, build, policy, writes, patterns, rows)
             return
-        for name, first_environment in first_environments.items():
-            self.group("actors").add(
-                name,
-                ActorLoop,
-                build,
-                policy,
-                patterns,
-                rows,
-                writes.shards,
-                self.weights,
-                self.metrics,
-                synchronous=synchronous,
-                first_environment=first_environment,
-            )
-        self.place(f"{self.name('actor')}/*", cfg.acting_device, share=cfg.actors)
+        self.group("actors").add_alike(
+            self.name("actor"),
+            cfg.actors,
+            ActorLoop,
+            build,
+            policy,
+            patterns,
+            rows,
+            writes.shards,
+            self.weights,
+            self.metrics,
+            synchronous=synchronous,
+        )
+        self.place_acting(f"{self.name('actor')}/*", cfg.actors)
 
     def _add_remote_actors(
         self,
@@ -232,30 +280,28 @@ class Wiring(Generic[C]):
         writes: ReplayHandles,
         patterns: Mapping[str, Pattern],
         rows: int,
-        first_environments: Mapping[str, int],
     ) -> None:
-        cfg = self.cfg
-        count, limit = min(inference.inference_servers, cfg.actors), inference.inference_batch
-        servers = [
-            self.group("inference").add(
-                f"{self.name('inference')}/{index}",
-                InferenceServer,
-                policy,
-                patterns,
-                rows,
-                writes.shards,
-                self.weights,
-                self.metrics,
-                max_batch=_whole_requests(cfg.envs_per_actor, len(range(index, cfg.actors, count)), limit),
-                max_wait=inference.inference_wait,
-                first_environments=first_environments,
-                stacks=self.env.stacks,
-            )
-            for index in range(count)
-        ]
-        for index, name in enumerate(first_environments):
-            self.group("actors").add(name, RemoteActorLoop, build, rows, servers[index % count], self.metrics)
-        self.place(f"{self.name('inference')}/*", cfg.acting_device, share=count)
+        cfg, actors = self.cfg, self.name("actors")
+        count = min(inference.inference_servers, cfg.actors)
+        servers = self.group("inference").add_alike(
+            self.name("inference"),
+            count,
+            InferenceServer,
+            policy,
+            patterns,
+            rows,
+            writes.shards,
+            self.weights,
+            self.metrics,
+            max_batch=partial(whole_requests, cfg.envs_per_actor, inference.inference_batch, actors),
+            max_wait=inference.inference_wait,
+            actors=actors,
+            stacks=self.env.stacks,
+        )
+        self.group("actors").add_alike(
+            self.name("actor"), cfg.actors, RemoteActorLoop, build, rows, servers, self.metrics
+        )
+        self.place_acting(f"{self.name('inference')}/*", count)
 
     # ---- learners
 
@@ -285,7 +331,7 @@ class Wiring(Generic[C]):
                 max_updates=self.settings.max_updates,
                 frozen=self.settings.frozen,
             )
-        self.place(f"{name}*", learning.device, threads=learning.learner_threads)
+        self.place_learning(f"{name}*", learning.device, learning.learner_threads)
 
     # ---- acting and learning in one node, around a gradient service
 
@@ -294,6 +340,7 @@ class Wiring(Generic[C]):
         name, services = self.name("gradients"), self.group("gradients")
         names = [f"{name}/{index}" for index in range(shards)] if shards > 1 else [name]
         options |= {"max_steps": self.settings.max_updates, "snapshots": self.weights}
+        options |= {"workers": self.name("actors")}
         return [services.add(name, GradientServer, **options) for name in names]
 
     def add_publisher(self, make_network: MakeNetwork[C], servers: list[GradientServer], *, publish_every: int) -> None:
@@ -314,20 +361,20 @@ class Wiring(Generic[C]):
         cfg = self.cfg
         build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         worker = partial(make_worker, cfg, self.env)
-        for index in range(cfg.actors):
-            self.group("actors").add(
-                f"{self.name('worker')}/{index}",
-                WorkerLoop,
-                build,
-                worker,
-                rows,
-                servers,
-                self.metrics,
-                observation_space=self.env.observation_space,
-                device=cfg.acting_device,
-                frozen=self.settings.frozen,
-            )
-        self.place(f"{self.name('worker')}/*", cfg.acting_device, share=cfg.actors)
+        self.group("actors").add_alike(
+            self.name("worker"),
+            cfg.actors,
+            WorkerLoop,
+            build,
+            worker,
+            rows,
+            servers,
+            self.metrics,
+            observation_space=self.env.observation_space,
+            device=cfg.acting_device,
+            frozen=self.settings.frozen,
+        )
+        self.place_acting(f"{self.name('worker')}/*", cfg.actors)
 
     # ---- the judge
 
@@ -354,15 +401,23 @@ class Wiring(Generic[C]):
             note=self.env.evaluation_note,
             filming=filming,
         )
-        self.place(self.name("evaluator"), cfg.acting_device, share=cfg.actors)
+        self.place_acting(self.name("evaluator"), cfg.actors)
 
     # ---- machines
 
-    def place(self, pattern: str, device: str, *, threads: int = 1, share: int = 0) -> None:
-        """Ask for what a device needs: a GPU of its own, or, with `share`, one for so many nodes, on CUDA."""
-        gpus = (1.0 / share if share else 1.0) if device.startswith("cuda") else 0.0
+    def place_learning(self, pattern: str, device: str, threads: int) -> None:
+        """A GPU for each of these nodes, or most of one where others act on it, too."""
+        shares = _on_gpu(device) and _on_gpu(self.cfg.acting_device)
+        gpus = (1.0 - ACTING_SHARE if shares else 1.0) if _on_gpu(device) else 0.0
         if gpus or threads > 1:
             self.program.place(pattern, Resources(cpus=0.0, gpus=gpus, threads=threads))
+
+    def place_acting(self, pattern: str, nodes: int) -> None:
+        """Equal parts of one GPU, or of what a learner leaves of it, for these nodes and for the evaluator."""
+        if _on_gpu(self.cfg.acting_device):
+            learns = isinstance(self.cfg, Learning) and _on_gpu(self.cfg.device)
+            parts = (ACTING_SHARE if learns else 1.0) / (nodes + 1) // SMALLEST_SHARE
+            self.program.place(pattern, Resources(cpus=0.0, gpus=max(1.0, parts) * SMALLEST_SHARE))
 
 
 def experience_program(
@@ -436,6 +491,10 @@ def _with(group: type[G], cfg: Acting) -> G:
     return cfg
 
 
+def _on_gpu(device: str) -> bool:
+    return device.startswith("cuda")
+
+
 def _keeps(table: Table) -> bool:
     """Whether items are sampled again and again; a queue's, or a round's, are learned from once."""
     return isinstance(table.limiter, MinSize | SamplesPerInsert)
@@ -447,7 +506,8 @@ def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs
     return envs.make(env, count, seed=seed, vectorizer=chosen, replaces=True)
 
 
-def _whole_requests(environments: int, actors: int, limit: int) -> int:
+def whole_requests(environments: int, limit: int, actors: str, server: Members) -> int:
     """The environments a server answers at once: those of as many of its actors as fit, so that it never waits for a
     request that is not in the batch anyway."""
-    return environments * (min(actors, limit // environments) if limit else actors)
+    own = max(1, len(range(server.place, server.totals.get(actors, 1), server.total)))
+    return environments * (min(own, limit // environments) if limit else own)

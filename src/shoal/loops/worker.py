@@ -93,6 +93,8 @@ class WorkerLoop(RowLoop):
     def step(self) -> bool:
         recorder, runner = self._recorder, self._runner
         complete = False
+        if self._leaving:
+            return self._end()
         while not complete:
             if self._finishing:
                 return self._end()
@@ -124,6 +126,9 @@ class WorkerLoop(RowLoop):
             self._reporter.load_state_dict(exact["reporter"])
             if "worker" in exact:
                 load_state(self._worker, as_tensors(exact["worker"]))
+
+    def _open_episodes(self) -> int:
+        return self._runner.envs.open_episodes()
 
     def close(self) -> None:
         self._runner.envs.close()

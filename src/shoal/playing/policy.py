@@ -197,7 +197,7 @@ class TrainedPolicy:
         """Rows explore as the run's environments do, from the first on."""
         if isinstance(self._exploring, PerEnvironment):
             environments = getattr(self.config, "actors", 1) * getattr(self.config, "envs_per_actor", 1)
-            self._exploring.set_environments(np.arange(count) % environments)
+            self._exploring.set_environments(np.arange(count) % environments, environments)
 
 
 def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:

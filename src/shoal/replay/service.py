@@ -146,6 +146,15 @@ class Replay:
             self._intake.forget(name)
             self._notify()
 
+    forget = forget_writer  # writers are called as their nodes are
+
+    def set_quota(self, table: str, items: int) -> None:
+        """From now on a round of this table needs so many items: writers have come or gone."""
+        self._table(table)
+        with self._changed:
+            self._tables[table].set_quota(items)
+            self._changed.notify_all()
+
     # Sampling
 
     def sample(

@@ -274,6 +274,14 @@ class RunningTable:
 
     # Sampling
 
+    def set_quota(self, items: int) -> None:
+        """A round needs so many items; a sample may take all that are there."""
+        name, capacity = self.description.name, self.description.capacity
+        if not isinstance(self.limiter, Round):
+            raise ValueError(f"table {name!r} has no quota that could change")
+        self.limiter.items = check_whole(f"items in a round of table {name!r}", items, 1, capacity)
+        self.largest_sample = capacity
+
     def sampleable(self, count: int) -> int:
         """How many of `count` items may be sampled now: what the limiter allows and the items there can give."""
         if self.description.max_times_sampled:

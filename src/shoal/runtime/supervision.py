@@ -197,11 +197,12 @@ class Supervision:
     def add(self, node: Node) -> None:
         """Take a further node into the running program. Under a name that was used before it begins a new life."""
         self.program.insert(node)
-        if node.name not in self._leaving:
+        if node.name not in self._leaving:  # else when that is gone
             self._join(node)
 
     def remove(self, name: str) -> None:
-        """Have a node leave: it ends after its present step, and is not missed. The program is without it at once."""
+        """Have a node leave: it ends after its present step, and is not missed. The program is without it at once; the
+        others are told when it is gone, as what it brings until then counts."""
         node = self.program.nodes.pop(name, None)
         if node is None:
             raise ValueError(f"the program has no node {name!r}: it has {', '.join(self.program.nodes)}")
@@ -209,7 +210,6 @@ class Supervision:
             self.program.nodes[name] = node
             raise ValueError(f"node {name!r} cannot leave: {', '.join(callers)} would call it")
         self._leaving[name] = Leaving(node, self._clock() + LEAVING)
-        self._regroup()
         if self._due.pop(name, None) is not None or self._victims.pop(name, None) is not None:  # it is not there
             self._left(name)
         elif methods := [method for method in ("leave", "finish") if offers(node.factory, method)]:
@@ -226,7 +226,7 @@ class Supervision:
 
     def _regroup(self) -> None:
         """Tell everybody who wants to know how many there are now."""
-        self._members = self.program.members()
+        self._members = self.program.members(leaving.node for leaving in self._leaving.values())
         for name, node in self.program.nodes.items():
             if name in self._pulses and offers(node.factory, "regroup"):
                 self._nodes.tell(name, "regroup", self._members[name])
@@ -258,6 +258,8 @@ class Supervision:
                 self._nodes.tell(other, "forget", name)
         if name in self.program.nodes:  # it was added again meanwhile
             self._join(self.program.nodes[name])
+        else:
+            self._regroup()
 
     # ---- starting
 

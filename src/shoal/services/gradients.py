@@ -20,7 +20,7 @@ import torch
 from shoal import buffers
 from shoal.errors import UserError
 from shoal.flat import FlatOptimizer
-from shoal.program import Context, Future, NodeDied, current, futures
+from shoal.program import Context, Future, Members, NodeDied, current, futures
 from shoal.retry import retry
 from shoal.services.weights import WeightStore
 from shoal.state import Scope, State, as_arrays
@@ -70,6 +70,8 @@ class GradientServer:
         reduce: int = 1,  # gradients per step
         max_staleness: int | None = None,  # versions; None: every gradient is taken
         synchronous: int = 0,  # the number of workers in a round; 0: asynchronous
+        workers: str | None = None,  # the group whose size the numbers of workers follow
+        for_workers: int = 0,  # how many of them `max_staleness` is meant for; 0: it stays as it is
         round_timeout: float = 30.0,
         max_steps: int | None = None,
         snapshots: WeightStore | None = None,  # where its state is kept for its next life
@@ -80,6 +82,7 @@ class GradientServer:
             options = {"epsilon_inside": True, **options}  # as in the papers
         self._kind, self._options = optimizer, {"epsilon": epsilon, **options}
         FlatOptimizer(torch.zeros(1), optimizer, **self._options)  # what is wrong with the options is said now
+        self._group, self._for_workers, self._given_staleness = workers, for_workers, max_staleness
         self._max_staleness = 0 if synchronous else max_staleness
         self._synchronous, self._round_timeout, self._max_steps = bool(synchronous), round_timeout, max_steps
         self._workers = synchronous  # all of them; `_expected` are those that are waited for
@@ -91,11 +94,34 @@ class GradientServer:
         self._counts: Counter[str] = Counter()
         self._buffers: dict[str, dict[str, npt.NDArray[Any]]] = {}  # of each worker's network
         self._closed = False
+        self.regroup(current().members)
         self._node, self._life = current().name, current().restarts
         if self._life and snapshots is not None:
             kept = retry(lambda: snapshots.kept_snapshot(self._node))
             if kept is not None:
                 self.load_state_dict(kept)
+
+    # ---- who works
+
+    def regroup(self, members: Members) -> None:
+        """Workers have come, and are waited for in the rounds from now on, or have gone."""
+        total = members.totals.get(self._group or "")
+        if total is None:
+            return
+        with self._changed:
+            if self._synchronous:
+                self._workers, self._expected = total, max(1, self._expected + total - self._workers)
+                if self._pending and len(self._pending) >= self._expected:
+                    self._step()
+            elif self._given_staleness is not None and self._for_workers:
+                self._max_staleness = self._given_staleness * total // self._for_workers
+            self._changed.notify_all()
+
+    def forget(self, name: str) -> None:
+        """A worker has left: what its network measured last is no part of the mean any more."""
+        with self._changed:
+            if len(self._buffers) > 1:
+                self._buffers.pop(name, None)
 
     # ---- what workers call
 
@@ -193,7 +219,8 @@ class GradientServer:
                 self._set_parameters(np.asarray(state["parameters"]))
                 self._optimizer.load_state_dict(state["optimizer"])
             self._version = int(state["version"])
-            self._expected = int(state["expected"])
+            expected = int(state["expected"])
+            self._expected = min(expected, self._workers) if self._synchronous else expected
             self._counts = Counter(state["counts"])
             self._last = {worker: (int(number), bool(taken)) for worker, (number, taken) in state["last"].items()}
             self._pending = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal import tree
 from shoal.acting import Policy, Recorder, Sender, act_together
-from shoal.program import Future, NodeDied, current, futures
+from shoal.program import Future, Members, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
@@ -60,20 +60,20 @@ class InferenceServer:
         weights: WeightStore,
         metrics: Metrics,
         *,
-        max_batch: int,  # environments answered at once
+        max_batch: int | Callable[[Members], int],  # environments answered at once
         max_wait: float,  # seconds that the first request of a batch waits for others
-        first_environments: Mapping[str, int] | None = None,  # of each actor, counted over all actors of the run
+        actors: str = "actors",  # the group of those who ask
         stacks: Mapping[str, int] | None = None,  # columns of which the policy sees stacks, and of how many frames
     ) -> None:
         self._policy = make_policy(current().seed)
         self._patterns, self._rows, self._replays = dict(patterns), rows, replays
         self._weights = weights
         self._report = Reporter(metrics)
-        self._max_batch, self._max_wait = max_batch, max_wait
-        self._first_environments = dict(first_environments or {})
+        self._most, self._max_wait, self._actors = max_batch, max_wait, actors
         self._stacks = dict(stacks or {})
         self._slots: dict[str, Slot] = {}
         self._requested = Condition()
+        self.regroup(current().members)
         self._pending: list[Slot] = []
         self._environments = 0  # in the pending requests
         self._closed = False
@@ -87,8 +87,23 @@ class InferenceServer:
             self._version, arrays = found
             self._policy.load(arrays)
 
-    def act(self, actor: str, run: int, observation: Any, outcome: Step | None) -> Array:
-        """Actions for an actor's observations. `outcome` is what its last actions gave, without the observation.
+    def regroup(self, members: Members) -> None:
+        """There are more actors, or fewer: batches that are waited for, and places, follow."""
+        with self._requested:
+            self._max_batch = self._most(members) if callable(self._most) else self._most
+            self._total = members.totals.get(self._actors, 1)
+            self._requested.notify_all()
+
+    def forget(self, name: str) -> None:
+        """An actor has left; its rows are sent, but for those of open episodes."""
+        with self._requested:
+            slot = self._slots.pop(name, None)
+        for kind, lost in slot.send.take_lost().items() if slot is not None else ():
+            self._report.count(kind, lost)
+
+    def act(self, actor: str, run: int, observation: Any, outcome: Step | None, first_environment: int = 0) -> Array:
+        """Actions for an actor's observations. `outcome` is what its last actions gave, without the observation;
+        `first_environment` is where its environments begin among those of all actors.
 
         `run` counts the actor's lives; a new one starts its slot afresh, and late requests of older ones are refused.
         """
@@ -97,8 +112,12 @@ class InferenceServer:
             if slot is not None and run < slot.run:
                 raise Replaced(f"life {run} of {actor!r} has ended: its life {slot.run} acts in its place")
             if begins := slot is None or slot.run < run:
-                slot = self._slots[actor] = self._open(actor, run, len(next(iter(tree.flatten(observation).values()))))
+                slot = self._slots[actor] = self._open(
+                    actor, run, first_environment, len(next(iter(tree.flatten(observation).values())))
+                )
         assert slot is not None
+        count = slot.recorder.count
+        slot.recorder.player.place(first_environment, max(self._total * count, first_environment + count))
         if outcome is not None and not begins:
             slot.recorder.result(outcome)
         slot.action = slot.error = None
@@ -183,10 +202,9 @@ class InferenceServer:
 
     # ---- slots, weights, measurements
 
-    def _open(self, actor: str, run: int, count: int) -> Slot:
-        place = self._first_environments.get(actor, 0)
-        send = Sender(self._policy, self._replays, self._patterns, actor, home=place // count)
-        recorder = Recorder(self._policy, count, self._rows, send, first_environment=place, stacks=self._stacks)
+    def _open(self, actor: str, run: int, first_environment: int, count: int) -> Slot:
+        send = Sender(self._policy, self._replays, self._patterns, actor, home=first_environment // count)
+        recorder = Recorder(self._policy, count, self._rows, send, stacks=self._stacks)
         return Slot(run, recorder, send)
 
     def _refresh(self) -> None:

@@ -58,6 +58,12 @@ class Metrics:
             self._nodes[node] = {"times": times, "values": values}
             self._heard[node] = now
 
+    def forget(self, name: str) -> None:
+        """A node has left: what it has counted stays, where its time went is past."""
+        with self._lock:
+            self._nodes.pop(name, None)
+            self._heard.pop(name, None)
+
     def step_limit(self) -> int | None:
         return self._max_steps
 

@@ -37,7 +37,7 @@ class Numbered(Plain):
 
     first_priorities = FirstPriorities(lambda data: data["next_guess"], ("guess",), transient=("guess",))
 
-    def set_environments(self, environments: Array) -> None:
+    def set_environments(self, environments: Array, total: int) -> None:
         self.environments = environments
 
     def act(self, observation: Array, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
@@ -63,7 +63,7 @@ def replay() -> Replay:
 def test_a_policy_may_give_items_their_first_priorities() -> None:
     policy, table = Numbered(), replay()
     assert isinstance(policy, GivesPriorities)
-    policy.set_environments(np.arange(2))
+    policy.set_environments(np.arange(2), 2)
     rows(Recorder(policy, 2, 2, Sender(policy, [table], PATTERN, "actor")), 5)
     sample = table.sample("items", 8)
     np.testing.assert_array_equal(sample.priorities, 10 * (sample.data["observation"][:, 0] + 1))
@@ -100,7 +100,6 @@ def server() -> Iterator[InferenceServer]:
         Metrics(),
         max_batch=5,
         max_wait=10.0,
-        first_environments={"actor/0": 0, "actor/1": 2},
     )
     yield server
     server.close()
@@ -111,7 +110,7 @@ def test_a_central_policy_knows_whose_observations_it_is_given(server: Inference
     found: dict[str, Array] = {}
 
     def ask(name: str, count: int) -> None:
-        found[name] = server.act(name, 0, np.zeros((count, 1), np.float32), None)
+        found[name] = server.act(name, 0, np.zeros((count, 1), np.float32), None, {"actor/0": 0, "actor/1": 2}[name])
 
     actors = [threading.Thread(target=ask, args=pair) for pair in (("actor/1", 3), ("actor/0", 2))]
     for actor in actors:

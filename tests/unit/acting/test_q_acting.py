@@ -68,7 +68,7 @@ def test_networks_over_other_spaces_act_through_torch() -> None:
 def test_each_environment_explores_by_its_place_in_the_ladder() -> None:
     ladder = np.array([1.0, 0.0, 0.0, 1.0])
     policy = QPolicy(q_network(VECTOR, 1, hidden=(8,)), 1, epsilons=ladder)
-    policy.set_environments(np.array([3, 1]))
+    policy.set_environments(np.array([3, 1]), 4)
     observation = np.ones((2, 4), np.float32)
     actions = np.stack([policy.act(observation, {}, np.zeros(2, np.bool_))[0] for _ in range(300)])
     assert np.bincount(actions[:, 0], minlength=3).min() > 60

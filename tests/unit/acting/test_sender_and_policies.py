@@ -88,11 +88,11 @@ def test_a_policy_acts_in_evaluation_mode() -> None:
 
 def test_every_row_explores_as_its_environment_does() -> None:
     policy = ExploringPolicy(nn.Linear(1, 1), 0, ladder=np.array([0.1, 0.2, 0.3, 0.4]))
-    policy.set_environments(np.array([3, 1]))
+    policy.set_environments(np.array([3, 1]), 4)
     assert policy.exploration is not None
     assert policy.exploration.tolist() == [0.4, 0.2]
     greedy = ExploringPolicy(nn.Linear(1, 1), 0, greedy=True)
-    greedy.set_environments(np.array([3]))
+    greedy.set_environments(np.array([3]), 4)
     assert greedy.exploration is None
 
 

@@ -345,15 +345,16 @@ def test_presets_set_fields_that_exist(algorithm: Any) -> None:
 def test_the_noise_ladder_runs_over_the_environments_of_all_actors(algorithm: Any) -> None:
     spec = envs.describe("Pendulum-v1")
     cfg = algorithm.Config(**SMALL, actors=3, noise=0.8, noise_smallest=0.1)
-    nodes = algorithm.program(cfg, spec, Settings()).nodes
-    assert [nodes[f"actor/{index}"].kwargs["first_environment"] for index in range(3)] == [0, 4, 8]
+    members = algorithm.program(cfg, spec, Settings()).members()
+    assert [members[f"actor/{index}"].place for index in range(3)] == [0, 1, 2]
     policy = algorithm.make_policy(cfg, spec, seed=1)
-    policy.set_environments(np.arange(8, 12))
+    policy.set_environments(np.arange(8, 12), 12)
     np.testing.assert_allclose(policy.exploration, [0.8 * (1 / 8) ** (i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
 
 
 def test_without_a_ladder_every_environment_has_the_same_noise() -> None:
     policy = policy_of(d4pg.Config(**SMALL, noise=0.3, noise_smallest=0.0))
+    policy.set_environments(np.arange(4), 4)
     np.testing.assert_allclose(policy.exploration, [0.3] * 4, rtol=1e-6)
 
 

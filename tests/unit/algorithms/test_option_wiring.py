@@ -22,10 +22,11 @@ from shoal.errors import UserError
 from shoal.learning import Learning
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.sources import TableSource
-from shoal.loops.wiring import TRIM_EVERY, Settings, _whole_requests
-from shoal.program import Handle, Node
+from shoal.loops.wiring import TRIM_EVERY, Settings, whole_requests
+from shoal.program import Handle, Members, Node
 from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
 from shoal.runs import registry
+from shoal.runtime.ray import placement
 from shoal.services.group import Member
 
 SETTINGS = Settings(target=123.0, max_updates=77, frozen="torso.*", eval_episodes=6, eval_every=2.5)
@@ -87,7 +88,7 @@ def check_actors(page: Any, cfg: Any, pattern: Any, table: str, rows: int, synch
         assert sent == rows
         assert (replays, weights, metrics) == ([Handle("replay")], Handle("weights"), Handle("metrics"))
         kwargs = nodes[f"actor/{index}"].kwargs
-        assert kwargs == {"synchronous": synchronous, "first_environment": 5 * index}
+        assert kwargs == {"synchronous": synchronous}
     assert "actor/3" not in nodes
 
 
@@ -168,14 +169,14 @@ def test_central_inference(page: Any) -> None:
     central = {"inference": "central", "inference_servers": 2, "inference_batch": 11, "inference_wait": 0.5}
     cfg = page.Config(**own, **central)
     nodes, env = nodes_of(page, cfg)
+    members = page.program(cfg, env, SETTINGS).members()
     for index, most in ((0, 10), (1, 5)):  # servers of two actors and of one
         node = nodes[f"inference/{index}"]
         assert made_of(node.args[0]) == (page.make_policy, (cfg, env), {})
         assert node.args[2] == 7
-        assert node.kwargs["max_batch"] == most
+        assert node.kwargs["max_batch"](members[node.name]) == most
         assert node.kwargs["max_wait"] == 0.5
-        assert node.kwargs["first_environments"] == {"actor/0": 0, "actor/1": 5, "actor/2": 10}
-    assert [nodes[f"actor/{index}"].args[2] for index in range(3)] == [Handle(f"inference/{i}") for i in (0, 1, 0)]
+    assert nodes["actor/2"].args[2] == [Handle("inference/0"), Handle("inference/1")]
 
 
 # ---- rollouts
@@ -194,7 +195,8 @@ def test_rollouts_go_through_a_queue(page: Any) -> None:
 def test_ppo_is_synchronous() -> None:
     cfg = ppo.Config(**ACTING, unroll=9, learner_threads=2)
     nodes, _ = nodes_of(ppo, cfg)
-    assert nodes["replay"].args == ([Table.quota("rollouts", 15)],)
+    assert nodes["replay"].args == (Table.quota("rollouts", 15),)
+    assert nodes["replay"].kwargs["each"] == 5
     check_actors(ppo, cfg, rollout(9), "rollouts", rows=9, synchronous=True)
     check_learners(ppo, cfg, "rollouts", 15, synchronous=True, prefetch=0)
 
@@ -245,7 +247,7 @@ def test_a3cs_service_publisher_and_workers(synchronous: bool) -> None:
     rate = options.pop("rate")
     assert [rate(steps) for steps in (0, 5, 10, 11)] == pytest.approx([0.02, 0.01, 0.0, 0.0])
     expected = {"decay": 0.8, "epsilon": 0.3, "reduce": reduce, "max_staleness": 13, "max_steps": 77}
-    expected["snapshots"] = Handle("weights")
+    expected |= {"snapshots": Handle("weights"), "workers": "actors", "for_workers": 0}
     assert options == expected | {"synchronous": 3 if synchronous else 0}
     publisher = nodes["learner"]
     assert made_of(publisher.args[0]) == (a3c.make_actor_critic, (cfg, env), {})
@@ -359,18 +361,23 @@ def test_targets_follow_every_so_many_updates_by_so_much(page: Any, monkeypatch:
 def test_the_ladder_of_epsilons(page: Any) -> None:
     cfg = page.Config(actors=2, envs_per_actor=3, ladder_base=0.5, ladder_exponent=4.0)
     expected = [0.5 ** (1 + 4 * i / 5) for i in range(6)]
-    np.testing.assert_allclose(page.make_policy(cfg, CHOICES, 1).exploration, expected, rtol=1e-5)
+    policy = page.make_policy(cfg, CHOICES, 1)
+    policy.set_environments(np.arange(6), 6)
+    np.testing.assert_allclose(policy.exploration, expected, rtol=1e-5)
     assert page.make_policy(cfg, CHOICES, 1, greedy=True).exploration is None
 
 
 @pages([apex_dpg, d4pg, td3])
 def test_the_ladder_of_noise(page: Any) -> None:
     options: dict[str, Any] = {"actors": 2, "envs_per_actor": 3, "noise": 0.8}
-    ladder = page.make_policy(page.Config(**options, noise_smallest=0.1), CONTINUOUS, 1).exploration
+    policy = page.make_policy(page.Config(**options, noise_smallest=0.1), CONTINUOUS, 1)
+    policy.set_environments(np.arange(6), 6)
+    ladder = policy.exploration
     np.testing.assert_allclose(ladder, [0.8 * (1 / 8) ** (i / 5) for i in range(6)], rtol=1e-5)
     if page is not apex_dpg:
-        same = page.make_policy(page.Config(**options, noise_smallest=0.0), CONTINUOUS, 1).exploration
-        np.testing.assert_allclose(same, [0.8] * 6, rtol=1e-6)
+        same = page.make_policy(page.Config(**options, noise_smallest=0.0), CONTINUOUS, 1)
+        same.set_environments(np.arange(6), 6)
+        np.testing.assert_allclose(same.exploration, [0.8] * 6, rtol=1e-6)
     assert page.make_policy(page.Config(**options), CONTINUOUS, 1, greedy=True).exploration is None
 
 
@@ -421,16 +428,32 @@ def test_the_user_is_told_how_it_is_judged() -> None:
     ("actors", "limit", "expected"), [(3, 0, 12), (3, 100, 12), (3, 8, 8), (3, 9, 8), (3, 4, 4), (1, 8, 4)]
 )
 def test_a_server_answers_whole_requests_of_four(actors: int, limit: int, expected: int) -> None:
-    assert _whole_requests(4, actors, limit) == expected
+    assert whole_requests(4, limit, "actors", Members(0, 1, {"actors": actors})) == expected
 
 
-@pytest.mark.parametrize(("device", "gpus"), [("cuda", [1.0, 0.25]), ("cuda:1", [1.0, 0.25]), ("cpu", [0.0, 0.0])])
-def test_a_learner_has_a_gpu_and_actors_share_one(device: str, gpus: list[float]) -> None:
-    cfg = impala.Config(actors=4, device=device, acting_device=device)
+@pytest.mark.parametrize(
+    ("device", "acting", "gpus"),
+    [
+        ("cuda", "cuda", [0.75, 0.05]),
+        ("cuda:1", "cuda:1", [0.75, 0.05]),
+        ("cuda", "cpu", [1.0, 0.0]),
+        ("cpu", "cuda", [0.0, 0.2]),
+        ("cpu", "cpu", [0.0, 0.0]),
+    ],
+)
+def test_a_learner_has_a_gpu_or_shares_it_with_those_who_act(device: str, acting: str, gpus: list[float]) -> None:
+    cfg = impala.Config(actors=4, device=device, acting_device=acting)
     nodes, _ = nodes_of(impala, cfg)
-    found = [nodes[name].resources.gpus for name in ("learner", "actor/3")]
-    assert found == gpus
-    assert nodes["evaluator"].resources.gpus == gpus[1]
+    found = [nodes[name].resources.gpus for name in ("learner", "actor/3", "evaluator")]
+    np.testing.assert_allclose(found, [*gpus, gpus[1]])
+
+
+@pytest.mark.parametrize("inference", ["local", "central"])
+@pytest.mark.parametrize("actors", [1, 3, 7, 100])
+def test_one_gpu_is_enough_for_a_run_that_acts_and_learns_on_it(actors: int, inference: Any) -> None:
+    cfg = impala.Config(actors=actors, device="cuda", acting_device="cuda", inference=inference)
+    program = impala.program(cfg, envs.describe(cfg.env), SETTINGS)
+    placement.check(program, [{"CPU": 4.0, "GPU": 1.0, "memory": 1e9}])
 
 
 def test_as_many_shards_as_actors_can_be_filled() -> None:

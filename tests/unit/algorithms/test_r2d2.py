@@ -303,7 +303,7 @@ def test_presets_set_fields_that_exist() -> None:
 def test_the_ladder_runs_over_the_environments_of_all_actors() -> None:
     cfg = Config(**SMALL, actors=3)
     policy = make_policy(cfg, VECTOR, seed=1)
-    policy.set_environments(np.arange(8, 12))
+    policy.set_environments(np.arange(8, 12), 12)
     assert policy.exploration is not None
     np.testing.assert_allclose(policy.exploration, [0.4 ** (1 + 7 * i / 11) for i in (8, 9, 10, 11)], rtol=1e-5)
 

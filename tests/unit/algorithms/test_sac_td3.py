@@ -387,7 +387,7 @@ def test_the_first_rows_are_uniform_in_all_environments_together(page: Any) -> N
     cfg = config(page, random_steps=10, actors=2, **({"noise": 0.0} if page is td3 else {}))
     observation, first = np.zeros((400, 3), np.float32), np.zeros(400, np.bool_)
     policy = page.make_policy(cfg, SPEC, seed=1)
-    policy.set_environments(np.arange(400) % 8)
+    policy.set_environments(np.arange(400) % 8, 8)
     spreads = [((policy.act(observation, {}, first)[0] - CENTRE) / HALF).std() for _ in range(3)]
     assert spreads[0] == pytest.approx(1.0 / math.sqrt(3.0), abs=0.05)
     assert spreads[1] == pytest.approx(1.0 / math.sqrt(3.0), abs=0.05)

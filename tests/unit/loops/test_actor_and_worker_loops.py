@@ -19,7 +19,7 @@ from shoal.loops.learner import NonFinite
 from shoal.loops.loop import without_exact
 from shoal.loops.worker import Publisher, WorkerLoop
 from shoal.nets.weights import export_weights
-from shoal.program import Context
+from shoal.program import Context, Members
 from shoal.replay import MinSize, Quota, Replay, Table, Uniform, rollout
 from shoal.services.gradients import Answer as Pulled
 from shoal.services.metrics import Metrics
@@ -71,9 +71,12 @@ def sizes(replays: list[Replay]) -> list[int]:
 
 
 @pytest.mark.parametrize(("index", "expected"), [(0, [2, 0, 0]), (1, [0, 2, 0]), (2, [0, 0, 2]), (4, [0, 2, 0])])
-def test_an_actor_writes_to_the_shard_of_its_own_place_among_the_actors(index: int, expected: list[int]) -> None:
+def test_an_actor_writes_to_the_shard_of_its_own_place_among_the_actors(
+    index: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     replays = [make_replay() for _ in range(3)]
-    actor = make_actor(replays, published(), first_environment=2 * index)
+    monkeypatch.setattr("shoal.loops.loop.current", lambda: Context("actor", members=Members(index, 5)))
+    actor = make_actor(replays, published())
     assert actor.step()
     assert sizes(replays) == expected
     for replay in replays:
@@ -242,7 +245,7 @@ class Answering:
         self.told: list[Any] = []
         self.asked: list[tuple[str, int]] = []
 
-    def act(self, actor: str, run: int, observation: Any, outcome: Step | None) -> Any:
+    def act(self, actor: str, run: int, observation: Any, outcome: Step | None, first_environment: int) -> Any:
         self.asked.append((actor, run))
         assert outcome is None or outcome.observation is None, "it goes there once, with the next question"
         given = outcome and (outcome.reward, outcome.terminated, outcome.valid)
@@ -253,7 +256,7 @@ class Answering:
 def test_an_actor_without_a_policy_tells_what_its_actions_gave() -> None:
     server = Answering()
     envs = ScriptedEnvs([[[1.0, 2.0]], [[5.0]]])  # the second one's episodes are truncated
-    actor = RemoteActorLoop(lambda seed: cast(Any, envs), 3, server, Metrics())
+    actor = RemoteActorLoop(lambda seed: cast(Any, envs), 3, [cast(Any, server)], Metrics())
     assert actor.step() is True
     assert actor.step() is True
     assert server.told == [
@@ -269,7 +272,7 @@ def test_an_actor_without_a_policy_tells_what_its_actions_gave() -> None:
 def test_an_actor_without_a_policy_says_which_of_its_lives_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.loops.actor.current", lambda: Context("actor/2", 1, restarts=3))
     server = Answering()
-    actor = RemoteActorLoop(lambda seed: cast(Any, ScriptedEnvs([[[1.0] * 9]] * 2)), 2, server, Metrics())
+    actor = RemoteActorLoop(lambda seed: cast(Any, ScriptedEnvs([[[1.0] * 9]] * 2)), 2, [cast(Any, server)], Metrics())
     actor.step()
     assert server.asked == [("actor/2", 3)] * 2
 

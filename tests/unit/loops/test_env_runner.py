@@ -57,8 +57,10 @@ def test_episodes_that_cannot_go_on_are_counted_as_lost_and_told() -> None:
 
 
 def test_the_episodes_of_an_actors_last_life_are_lost_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for restarts, lost in ((0, {}), (1, {"lost_episodes": 5})):
-        monkeypatch.setattr("shoal.loops.actor.current", lambda restarts=restarts: Context("actor/0", 1, restarts))
+    lives = (0, False, {}), (1, True, {"lost_episodes": 5}), (1, False, {})  # the last one had left before
+    for restarts, revived, lost in lives:
+        context = Context("actor/0", 1, restarts, revived)
+        monkeypatch.setattr("shoal.loops.actor.current", lambda context=context: context)
         metrics = Metrics()
         EnvRunner(cast(Any, ScriptedEnvs([[[1.0]]] * 5)), metrics).report.flush()
         assert metrics.snapshot()["counts"] == lost

@@ -49,7 +49,7 @@ class Witness:
     def load(self, weights: Columns) -> None:
         self.weights = int(weights["weights"][0])
 
-    def set_environments(self, environments: Array) -> None:
+    def set_environments(self, environments: Array, total: int) -> None:
         self.environments = environments
 
     def act(self, observation: Array, state: Columns, first: Array) -> tuple[Array, Columns, Columns]:
@@ -81,7 +81,7 @@ class Life:
     def step(self, server: InferenceServer) -> None:
         row = np.full(len(self.who), len(self.actions))
         last = self.outcomes[-1] if self.outcomes else None
-        action = server.act(self.name, self.run, np.stack([self.who, row], axis=1), last)
+        action = server.act(self.name, self.run, np.stack([self.who, row], axis=1), last, int(self.place[0]))
         weights = np.full(len(self.who), action[0, 4])
         remembered = np.where(self.steps > 0, self.who, 0)
         expected = [self.who, remembered, self.steps, self.last_weights, weights, self.place]
@@ -101,7 +101,7 @@ class Life:
 class World:
     """A server and what runs beside it, in turns and on a virtual clock."""
 
-    def __init__(self, max_batch: int, max_wait: float, places: dict[str, int] | None = None) -> None:
+    def __init__(self, max_batch: int, max_wait: float) -> None:
         self.baton, self.failures = Baton(), list[Exception]()
         self.policy, self.weights, self.metrics = Witness(), WeightStore(), Metrics()
         self.publish(0)
@@ -115,7 +115,6 @@ class World:
             self.metrics,
             max_batch=max_batch,
             max_wait=max_wait,
-            first_environments=places,
         )
         self._under_way = 0
 
@@ -163,7 +162,7 @@ def test_every_environment_gets_its_own_answer(seed: int, counts: list[int], roo
     """Actors are replaced by new lives while old ones still ask, and weights change all the while."""
     chance = random.Random(seed)
     places = {f"actor/{actor}": sum(counts[:actor]) for actor in range(len(counts))}
-    world = World(max(counts) + room, max_wait, places)
+    world = World(max(counts) + room, max_wait)
     world.policy.takes = chance.choice([0.0, 0.002, 0.01])
     newest: Counter[str] = Counter()
     lives: list[Life] = []
@@ -225,7 +224,7 @@ def check_rows(replay: Replay, lives: list[Life]) -> None:
 
 
 def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone() -> None:
-    world, chance = World(2, 0.0, {"actor/0": 0}), random.Random(0)
+    world, chance = World(2, 0.0), random.Random(0)
     old, new = (Life(0, run, 2, 0, chance) for run in (0, 1))
 
     def actor() -> None:
@@ -241,7 +240,7 @@ def test_a_late_request_of_an_old_life_is_refused_and_leaves_the_new_one_alone()
 
 
 def test_what_was_done_before_the_server_was_lost_is_no_result_of_its_next_life() -> None:
-    world, answers = World(8, 0.0, {"actor/0": 0}), []
+    world, answers = World(8, 0.0), []
     came = outcome(np.ones(2, np.float32), np.zeros(2, np.bool_), np.ones(2, np.bool_))
     seen = np.array([[1, 0], [2, 0]])
 
@@ -255,15 +254,14 @@ def test_what_was_done_before_the_server_was_lost_is_no_result_of_its_next_life(
 
 
 def test_a_slot_writes_to_the_shard_of_its_actors_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, homes = World(8, 0.0, {"actor/2": 8}), []
+    world, homes = World(8, 0.0), []
 
     def sender(policy: Any, replays: Any, patterns: Any, name: str, home: int) -> Any:
         homes.append((name, home))
 
     monkeypatch.setattr("shoal.services.inference.Sender", sender)
-    slot = world.server._open("actor/2", 1, 4)
+    world.server._open("actor/2", 1, 8, 4)
     assert homes == [("actor/2", 2)]
-    assert slot.recorder.player.environments.tolist() == [8, 9, 10, 11]
     world.replay.close()
 
 
@@ -286,7 +284,7 @@ def test_measurements_are_of_what_came_since_the_last_and_staleness_is_counted_i
 
 
 def test_closing_wakes_the_old_lives_of_actors_too() -> None:
-    world, ended = World(8, 10.0, {"actor/0": 0}), []
+    world, ended = World(8, 10.0), []
 
     def ask(run: int) -> None:
         try:
@@ -348,25 +346,21 @@ def ask_at_once(world: World, actors: int, environments: int, requests: int) -> 
     return took
 
 
-def places(actors: int, environments: int) -> dict[str, int]:
-    return {f"actor/{index}": index * environments for index in range(actors)}
-
-
 def test_a_batch_never_exceeds_its_maximum() -> None:
-    world = World(5, 0.05, places(4, 2))
+    world = World(5, 0.05)
     ask_at_once(world, 4, 2, 10)
     assert world.policy.batches == {4: 20}
 
 
 def test_a_lone_request_waits_no_longer_than_the_maximum_and_a_full_batch_not_at_all() -> None:
-    lone = ask_at_once(World(4, 0.05, places(1, 2)), 1, 2, 10)
+    lone = ask_at_once(World(4, 0.05), 1, 2, 10)
     assert 0.05 <= max(lone) <= 0.05 + 2 * TICK
-    full = ask_at_once(World(4, 0.05, places(2, 2)), 2, 2, 10)
+    full = ask_at_once(World(4, 0.05), 2, 2, 10)
     assert max(full) <= 2 * TICK
 
 
 def test_what_a_request_has_waited_for_a_busy_server_counts_towards_the_maximum() -> None:
-    world = World(4, 0.05, places(2, 2))
+    world = World(4, 0.05)
     world.policy.takes = 0.04
     took: list[float] = []
 
@@ -383,7 +377,7 @@ def test_what_a_request_has_waited_for_a_busy_server_counts_towards_the_maximum(
 
 
 def test_what_a_server_does_is_in_the_metrics() -> None:
-    world = World(6, 0.05, places(2, 2))
+    world = World(6, 0.05)
     ask_at_once(world, 2, 2, 30)
     found = world.metrics.snapshot()
     batches = found["counts"]["inference_batches"]
@@ -405,13 +399,10 @@ def program(**options: Any) -> Program:
 
 def test_actors_are_shared_out_among_servers_and_batches_hold_whole_requests() -> None:
     def largest(**options: Any) -> list[int]:
-        nodes = program(actors=3, envs_per_actor=4, inference_servers=2, **options).nodes
-        assert [nodes[f"actor/{index}"].callees()[0] for index in range(3)] == [
-            "inference/0",
-            "inference/1",
-            "inference/0",
-        ]
-        return [nodes[f"inference/{index}"].kwargs["max_batch"] for index in range(2)]
+        made = program(actors=3, envs_per_actor=4, inference_servers=2, **options)
+        nodes, members = made.nodes, made.members()
+        assert nodes["actor/2"].callees()[:2] == ["inference/0", "inference/1"]  # of which it asks its own
+        return [nodes[name].kwargs["max_batch"](members[name]) for name in ("inference/0", "inference/1")]
 
     assert largest() == largest(inference_batch=100) == [8, 4]
     assert largest(inference_batch=7) == [4, 4]
