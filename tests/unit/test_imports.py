@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "algorithms": (
         "acting batches config envs errors functional learning loops nets optim options program replay "
         "schedules services state",
-        "torch numpy",
+        "torch",
     ),
     "runs": (
         "acting algorithms checkpoints config envs errors factories films loops nets options program",

@@ -61,9 +61,9 @@ class Checkpointer:
         self._store, self._run, self._note = store, run, note
         self._tell_saved = replays_saved
         self._every, self._updates_between = options.checkpoint_every, options.checkpoint_updates
-        self._asked = asked_for(program)
+        self._program = program
         needed = program.with_role(Role.LEARNER, Role.GRADIENTS, Role.METRICS)
-        self._needed = {node.name for node in needed} & set(self._asked)  # without whom there is no checkpoint
+        self._needed = {node.name for node in needed} & set(asked_for(program))  # without whom there is no checkpoint
         self._replays = saving_nodes(program) if options.checkpoint_replay else []
         self._moment = Moment.of(run, program, store.directory.parent, options.checkpoint_replay)
         self._tag = ""  # of the replays' saves: the name of the checkpoint that they are for
@@ -159,7 +159,7 @@ class Checkpointer:
         return self._every > 0 and now >= self._next
 
     def _ask(self, best: float | None) -> dict[str, Future]:
-        calls = {name: self._call(name, "state_dict") for name in self._asked}
+        calls = {name: self._call(name, "state_dict") for name in asked_for(self._program)}
         calls[WEIGHTS.name] = self._call(WEIGHTS.name, "newer", NONE)
         self._tag, kept = self._store.names()
         for node in self._replays:
@@ -210,7 +210,7 @@ class Checkpointer:
             if all(_done(call) for call in saving.values()):
                 break
             states |= ask(saving)
-        if LEARNER.name in self._asked and states.get(LEARNER.name) is None:
+        if LEARNER.name in asked_for(self._program) and states.get(LEARNER.name) is None:
             call = self._call(WEIGHTS.name, "kept_snapshot", LEARNER.name)  # it is gone: what it left last
             states |= {LEARNER.name: next(iter(ask({WEIGHTS.name: call}).values()), None)} if call is not None else {}
         if _can_go_on(states) and self._replays_saved(states, calls):

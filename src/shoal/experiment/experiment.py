@@ -24,6 +24,7 @@ from shoal.experiment.replay_saves import REPLAY, start_replays, unsaved_note
 from shoal.experiment.restoring import Restored, check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
+from shoal.experiment.scaling import Scaling, sizes, with_actors
 from shoal.experiment.tuning import advise_after
 from shoal.experiment.watching import Waited, learning_is_over, metrics_of, stop_reason, take_snapshot, user_error
 from shoal.loops.filming import FilmPlan
@@ -289,6 +290,7 @@ class RunningExperiment:
 
     def _watch(self) -> StoppedBy:
         metrics, waited, progress = metrics_of(self.run), Waited(self.run), self.progress
+        scaling = self._scaling()
         begin, next_row = time.monotonic(), 0.0
         while True:
             finished = learning_is_over(self.run)  # asked first: who has finished has reported everything
@@ -299,6 +301,7 @@ class RunningExperiment:
             else:
                 self._take(snapshot, elapsed)
             self._see_what_is_waited_for(waited)
+            self._scale(scaling)
             reason = stop_reason(self.options, progress, finished, self.interrupts.asked)
             if progress.counts and progress.elapsed >= next_row:
                 next_row = progress.elapsed + ROW_EVERY
@@ -312,6 +315,30 @@ class RunningExperiment:
                 return reason
             # last: a run that goes on from there looks at it first
             self.checkpointer.wait(TICK, progress.best, self._describe)
+
+    def _scaling(self) -> Scaling:
+        settings = self.experiment.settings(self.directory.path)
+
+        def program(cfg: Any) -> Program:
+            made: Program = self.experiment.algorithm.program(cfg, self.experiment.env, settings)
+            return made
+
+        def tell(text: str, row: dict[str, Any]) -> None:
+            self.display.note(text)
+            self.directory.write_row("scale", {"text": text, "seconds": self.progress.seconds, **row})
+
+        return Scaling(
+            self.run, self.directory.path, lambda count: with_actors(self.experiment.cfg, program, count), tell
+        )
+
+    def _scale(self, scaling: Scaling) -> None:
+        """Do what `shoal scale` has asked for, and write it down: who goes on later begins with as many actors."""
+        cfg = scaling.look()
+        if cfg is not None:
+            self.experiment.cfg = cfg
+            self.directory.write_config(self.experiment.record())
+        self.progress.take_roles(self.run.program)
+        self.progress.members = sizes(self.run.program)
 
     def _listen(self) -> Listeners:
         """Have callbacks and the sinks of `--log` hear of every row that is written."""

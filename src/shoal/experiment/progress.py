@@ -66,6 +66,7 @@ class Progress:
     restarts: int = 0
     waits_for: str | None = None  # what the learner waits for before its first update, and how much of it is there
     roles: dict[str, str] = field(default_factory=dict)  # of the program's nodes; what others have reported is past
+    members: dict[str, int] = field(default_factory=dict)  # of groups that may grow and shrink
     evaluated: Curve = field(default_factory=Curve)
     acted: Curve = field(default_factory=Curve)  # returns of the actors' episodes, one per report
     _history: collections.deque[tuple[float, dict[str, float]]] = field(default_factory=collections.deque)
@@ -157,6 +158,7 @@ class Progress:
         return {
             "seconds": self.seconds,
             "restarts": self.restarts,
+            "members": self.members,
             "counts": self.counts,
             "rates": self.rates,
             "values": self.values,

@@ -20,6 +20,7 @@ NAMES = (
     "plot",
     "record",
     "runs",
+    "scale",
     "status",
     "sweep",
     "verify",

@@ -36,6 +36,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
     "shoal sweep": ("shoal sweep sweep.toml", "shoal sweep sweep.toml --parallel 4 --trials 20"),
     "shoal runs": ("shoal runs --sort return", "shoal runs --where state=crashed,env=CartPole-v1"),
     "shoal status": ("shoal status runs/NAME",),
+    "shoal scale": ("shoal scale runs/NAME actors=6",),
     "shoal compare": ("shoal compare runs/* --by learning_rate",),
     "shoal diff": ("shoal diff runs/A runs/B",),
     "shoal plot": ("shoal plot runs/* --output curve.png",),

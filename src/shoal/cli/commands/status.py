@@ -57,6 +57,8 @@ def lines(found: RunState, rows: dict[str, dict[str, Any]], width: int | None = 
         ("state", told),
         ("steps", f"{found.env_steps:,} in {found.seconds:,.0f} s of training"),
     ]
+    if "actors" in progress:
+        facts.append(("actors", f"{progress['actors']:,.0f}"))
     if found.state == "running" and "env_steps_per_second" in progress:
         facts.append(("now", f"{progress['env_steps_per_second']:,.0f} steps/s"))
     if "eval_return" in judged and "env_steps" in judged:

@@ -1,0 +1,75 @@
+"""A run that grows and shrinks while it goes on: `shoal scale` asks for it, the driver adds and removes nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import UserError
+from shoal.program import Program
+from shoal.runs.requests import take_scale
+from shoal.runtime import Run
+from shoal.types import Role
+
+GROW = (Role.ACTOR, Role.WORKER)  # of which a run may have more or fewer while it goes on
+ACTORS = "actors"  # the group that the option of this name is for
+
+
+def sizes(program: Program) -> dict[str, int]:
+    """The groups that can grow and shrink, and how many members each has."""
+    counted = {group: program.group(group).members for group in program.stems}
+    return {group: len(members) for group, members in counted.items() if members and members[0].role in GROW}
+
+
+class Scaling:
+    """Looks for requests and does what they ask for."""
+
+    def __init__(
+        self, run: Run, path: Path, rebuild: Callable[[int], Any], tell: Callable[[str, dict[str, Any]], None]
+    ) -> None:
+        """`rebuild` makes the config for so many actors, or raises `UserError` where that cannot be; `tell` is told the
+        sentence, and what a row of the metrics says of it."""
+        self._run, self._path, self._rebuild, self._tell = run, path, rebuild, tell
+
+    def look(self) -> Any:
+        """Do what is asked for; the config that the run has from now on, where that is another."""
+        try:
+            wanted = take_scale(self._path)
+            if wanted is None:
+                return None
+            found = None
+            for group, count in wanted.items():
+                found = self.scale(group, count) or found
+            return found
+        except UserError as refused:
+            self._tell(f"not scaled: {refused}", {"refused": str(refused)})
+            return None
+
+    def scale(self, group: str, count: int) -> Any:
+        program = self._run.program
+        before = sizes(program)
+        if group not in before:
+            raise UserError(f"there is no group {group!r} that can grow or shrink here: there is {', '.join(before)}.")
+        cfg = self._rebuild(count) if group == ACTORS else None
+        for _ in range(count - before[group]):
+            try:
+                self._run.add(program.next_member(group))
+            except UserError as full:  # this machine has no room for more
+                done = sizes(program)[group]
+                self._tell(f"{group}: {before[group]} → {done}, not {count}: {full}", {group: done})
+                return self._rebuild(done) if group == ACTORS else None
+        leaving = sorted(program.group(group).members, key=lambda node: int(node.name.rpartition("/")[2]))[count:]
+        for node in reversed(leaving):
+            self._run.remove(node.name)
+        lost = "; the open episodes of those that leave are counted as lost" if leaving else ""
+        self._tell(f"{group}: {before[group]} → {count}{lost}", {group: count})
+        return cfg
+
+
+def with_actors(cfg: Any, program: Callable[[Any], Program], count: int) -> Any:
+    """The config for so many actors, tried by making its program."""
+    changed = dataclasses.replace(cfg, actors=count)
+    program(changed)
+    return changed
