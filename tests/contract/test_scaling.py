@@ -16,10 +16,10 @@ from shoal.runtime.supervise import Loss, Supervisor
 
 ENVS = 2
 SMALL: dict[str, Any] = {"env": "CartPole-v1", "preset": "none", "envs_per_actor": ENVS, "hidden": (8,)}
-REPLAY: dict[str, Any] = {"learning_starts": 40, "batch": 8, "samples_per_insert": 4.0, "rows": 4}
+REPLAY: dict[str, Any] = {"learning_starts": 40, "batch": 8, "samples_per_insert": 0.0, "rows": 4}
 SEQUENCES: dict[str, Any] = {"lstm": 8, "length": 8, "period": 4, "burn_in": 2}
 CASES: dict[str, tuple[Any, Any]] = {
-    "impala": (impala, impala.Config(**SMALL, unroll=4, batch=2, queue=4)),
+    "impala": (impala, impala.Config(**SMALL, unroll=4, batch=12, queue=24)),
     "ppo": (ppo, ppo.Config(**SMALL, unroll=4, epochs=1, minibatches=1)),
     "apex_dqn": (apex_dqn, apex_dqn.Config(**SMALL, **REPLAY)),
     "a3c": (a3c, a3c.Config(**SMALL, unroll=4)),
