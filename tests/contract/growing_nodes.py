@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -75,6 +76,16 @@ class Held(Worker):
         self._board.sign(current().name, current().restarts, 0, 0, 0)
         self._board.hold(current().name)
         return True
+
+
+class Parent(Worker):
+    """Has a process that holds all its streams open, as processes of environments may."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
+        if os.fork() == 0:
+            time.sleep(120)
+            os._exit(0)
 
 
 class Deaf(Worker):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
+import psutil
 import pytest
-from growing_nodes import Board, Deaf, Held, Worker
+from growing_nodes import Board, Deaf, Held, Parent, Worker
 from starting import Start, wait_until
 
 from shoal.program import Program, node_seed
-from shoal.runtime import Supervisor, supervised
+from shoal.runtime import Supervisor, launch, supervision
 from shoal.runtime.restarts import Loss
 
 
@@ -51,7 +54,7 @@ def test_nodes_come_and_go_and_all_know_how_many_there_are(start: Start) -> None
 
 
 def test_who_is_held_up_by_others_leaves_too(start_quickly: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "LEAVING", 0.5)
+    monkeypatch.setattr(supervision, "LEAVING", 0.5)
     program, board = program_of(2, Held)
     run = start_quickly(program)
     said = run.client(board).said
@@ -63,10 +66,8 @@ def test_who_is_held_up_by_others_leaves_too(start_quickly: Start, monkeypatch: 
 
 
 def test_who_does_not_hear_that_it_should_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shoal.runtime import launch
-
-    monkeypatch.setattr(supervised, "LEAVING", 0.3)
-    monkeypatch.setattr(supervised, "STOPPING", 0.5)
+    monkeypatch.setattr(supervision, "LEAVING", 0.3)
+    monkeypatch.setattr(supervision, "STOPPING", 0.5)
     program, board = program_of(1, Deaf)
     with launch(program, "local") as run:
         said = run.client(board).said
@@ -75,6 +76,20 @@ def test_who_does_not_hear_that_it_should_leave_is_killed(monkeypatch: pytest.Mo
         run.remove("worker/0")
         wait_until(run, lambda: said()["forgotten"] == ["worker/0"])
         assert pid not in run.pids().values()
+
+
+def test_a_node_that_is_killed_together_with_the_zygote_is_missed_at_once() -> None:
+    """A process of its own holds its streams open, and the one that would have killed that is gone."""
+    losses: list[Loss] = []
+    program, board = program_of(2, Parent)
+    with launch(program, "local", supervisor=Supervisor(on_loss=losses.append)) as run:
+        said = run.client(board).said
+        wait_until(run, lambda: len({sign[0] for sign in said()["signs"]}) == 2)
+        victim = run.pids()["worker/0"]
+        for pid in (psutil.Process(victim).ppid(), victim):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(run, lambda: "worker/0" in [loss.node for loss in losses], seconds=5.0)
+        wait_until(run, lambda: any(sign[:2] == ("worker/0", 1) for sign in said()["signs"]))
 
 
 def test_a_name_can_be_added_again_before_its_node_is_gone(two_runtimes: Start) -> None:
@@ -106,10 +121,6 @@ def test_a_node_that_others_call_cannot_leave(two_runtimes: Start) -> None:
 
 
 def test_nothing_is_left_of_those_who_have_left() -> None:
-    import os
-
-    from shoal.runtime import launch
-
     program, board = program_of(1)
     with launch(program, "local") as run:
         said = run.client(board).said

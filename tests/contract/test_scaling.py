@@ -12,7 +12,7 @@ from shoal import envs
 from shoal.algorithms import a3c, apex_dqn, impala, ppo, r2d2
 from shoal.loops.wiring import Settings
 from shoal.program import Handle
-from shoal.runtime.supervise import Loss, Supervisor
+from shoal.runtime.restarts import Loss, Supervisor
 
 ENVS = 2
 SMALL: dict[str, Any] = {"env": "CartPole-v1", "preset": "none", "envs_per_actor": ENVS, "hidden": (8,)}

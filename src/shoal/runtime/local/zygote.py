@@ -25,7 +25,7 @@ from shoal.runtime.host import single_threaded_environment
 from shoal.runtime.local import limits
 from shoal.runtime.network.transport import HAS_MEMFD, Closed, Connection, pair
 
-PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops", "shoal.services", "shoal.replay", "shoal.envs")
+PRELOAD = ("numpy", "torch", "gymnasium", "shoal.loops.wiring", "shoal.replay", "shoal.envs")
 PRELOADED = ("shoal", "gymnasium")  # packages of which it imports whatever the parent has
 CAN_FORK = sys.platform == "linux" and HAS_MEMFD
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -59,12 +59,13 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _is_stopped(pid: int) -> bool:
+def _state(pid: int) -> str | None:
+    """As the kernel has it: T is stopped, Z has ended; None where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:  # it is gone
-        return False
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
 
 
 class Zygote:
@@ -155,6 +156,7 @@ class Zygote:
         if self._ended is not None:
             ended, self._ended = self._ended, None
             return ended
+        self._end_families()
         code = self._process.poll()
         if code is None and not self._hung_up() and not self._stands_still():
             return None
@@ -170,11 +172,17 @@ class Zygote:
             self._connection.send(("adopt", pid))
         return "stood still and was replaced" if stopped else _ended(code)
 
+    def _end_families(self) -> None:
+        """Kill what is left of nodes that have ended after their zygote: nobody else does, and processes of their
+        environments hold their streams open, so that nobody would hear of their end."""
+        for pid in [pid for pid in self._orphans if _state(pid) in (None, "Z")]:
+            kill_group(pid)
+
     def _stands_still(self) -> bool:
         """Whether it has been stopped for a while; it is looked at once a second."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + 1.0
-            self._stopped = self._stopped + 1 if _is_stopped(self._process.pid) else 0
+            self._stopped = self._stopped + 1 if _state(self._process.pid) == "T" else 0
         return self._stopped >= LOOKS
 
     def _hung_up(self) -> bool:
