@@ -13,9 +13,10 @@ from shoal.program import Background, Future, NodeDied, current, futures
 from shoal.retry import retry
 from shoal.state import Scope, State
 from shoal.sync import Condition, monotonic
-from shoal.types import Role
+from shoal.types import MAIN, Role
 
 KEPT = 1000  # evaluations, at least
+LEARNED = ("learner_steps", "trained_steps", "refused_updates", "lost_updates")  # counts that are of a policy
 LASTING = -1  # the life of what counts on when a run goes on: it tells what it has counted in all of them
 
 
@@ -188,6 +189,7 @@ class Reporter:
         context = current()
         self._node = context.name if node is None else node
         self._life = context.restarts if life is None else life
+        self._policy = "" if context.policy == MAIN else f"{context.policy}/"
         self._counting = threading.Lock()  # whoever ends the run may report for a loop that is waiting
         self._counts: dict[str, float] = defaultdict(float)  # of this life
         self._times: dict[str, float] = defaultdict(float)
@@ -256,6 +258,9 @@ class Reporter:
         measured = {name: float(value) for name, value in values.items()}
         measured |= {name: total_value / number for name, (total_value, number) in sums.items()}
         times = {name: part / total for name, part in seconds.items()}
+        if self._policy:  # what is measured of a policy beside the main one has its name; steps are everybody's
+            measured = {self._policy + name: value for name, value in measured.items()}
+            counts = {self._policy + name if name in LEARNED else name: count for name, count in counts.items()}
         sent: Future = futures(self._metrics).report(self._node, counts, measured, times, self._life)
         self._sent.add(sent)
         self._next = monotonic() + current().runtime.report_seconds
