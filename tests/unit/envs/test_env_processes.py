@@ -317,6 +317,8 @@ def test_the_measured_time_of_a_step_decides_the_number_of_environments_unless_o
 
 
 class Busy(Fragile):
+    action_space = spaces.Discrete(1)  # of Fragile's others one hangs and one ends this process
+
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         until = time.process_time() + 0.004
         while time.process_time() < until:
@@ -327,7 +329,8 @@ class Busy(Fragile):
 def test_a_core_that_others_use_is_not_taken_for_an_environment_that_waits() -> None:
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    busy = "import time\nuntil = time.monotonic() + 10\nwhile time.monotonic() < until: pass"  # ends by itself
+    others = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(3)]
     try:
         for other in others:
             os.sched_setaffinity(other.pid, one)
