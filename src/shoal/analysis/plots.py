@@ -163,7 +163,7 @@ def _draw_panel(
     figure: Any, task: str, groups: Sequence[Group[Run]], chosen_styles: Mapping[str, Mapping[str, Any]]
 ) -> None:
     title, labels = title_of(task, [group.label for group in groups])
-    for axes, (column, name) in zip(figure.subplots(1, 2, sharey=True), AXES):
+    for axes, (column, name) in zip(figure.subplots(1, 2, sharey=True), axes_of(groups)):
         drawn_here, name = on_axis(groups, column, name)
         for group, label in zip(groups, labels):
             if group in drawn_here:
@@ -213,6 +213,13 @@ def _draw_targets(axes: Any, groups: Sequence[Group[Run]], named: bool) -> None:
         if named:  # beside the axes: inside, curves that reach it would run through the words
             place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False, "ha": "left", "va": "center"}
             axes.annotate(f" target\n {target:,.6g}", (1.0, target), fontsize="x-small", color=GREY, **place)
+
+
+def axes_of(groups: Sequence[Group[Run]]) -> Sequence[tuple[str, str]]:
+    """What returns are drawn over; where some of the runs learned from data alone, updates in place of steps."""
+    stepless = any(run.rows[-1]["env_steps"] == 0 for group in groups for run in group.runs)
+    told = all(is_number(row.get("version")) for group in groups for run in group.runs for row in run.rows)
+    return (("version", "updates"), AXES[1]) if stepless and told else AXES
 
 
 def on_axis(groups: Sequence[Group[Run]], column: str, name: str) -> tuple[Sequence[Group[Run]], str]:

@@ -343,7 +343,8 @@ class RunningExperiment:
     def _listen(self) -> Listeners:
         """Have callbacks and the sinks of `--log` hear of every row that is written."""
         listeners = Listeners(self.experiment.callbacks, self.display.note)
-        step = 0 if self.resumed is None else int(self.resumed.meta.get("env_steps", 0))
+        meta = {} if self.resumed is None else self.resumed.meta
+        step = int(meta.get("env_steps") or meta.get("updates", 0))
         sinks, record = named(self.options.log), self.experiment.record()
         listeners.begin(Sinks(sinks, self.directory.path, record, step, self.display.note))
         self.directory.listener = listeners.tell

@@ -144,14 +144,7 @@ def line(progress: Progress) -> str:
     """The state of a run on one line."""
     if not progress.counts:
         return f"{progress.elapsed:6.1f} s · no step yet: the nodes are starting"
-    parts = [
-        f"{progress.elapsed:6.1f} s",
-        f"{progress.count('env_steps'):,} steps",
-        f"{progress.rates.get('env_steps', 0):,.0f} steps/s",
-        f"waiting for data: {progress.waits_for}"
-        if progress.waits_for
-        else f"{progress.rates.get('learner_steps', 0):,.0f} updates/s",
-    ]
+    parts = [f"{progress.elapsed:6.1f} s", *_pace(progress)]
     if "actor_return" in progress.values:
         parts.append(f"return {amount(progress.values['actor_return'])}")
     if progress.evaluation is not None:
@@ -237,8 +230,18 @@ def _packed_items(items: Items, width: int) -> list[str]:
     return packed(items(width), width)
 
 
+def _pace(progress: Progress) -> list[str]:
+    """How many steps, how fast, and how fast the learner is; of who only learns, updates."""
+    rates, steps, updates = progress.rates, progress.count("env_steps"), progress.count("learner_steps")
+    speed = f"{rates.get('learner_steps', 0):,.0f} updates/s"
+    if updates and not steps:
+        return [f"{updates:,} updates", speed]
+    learning = f"waiting for data: {progress.waits_for}" if progress.waits_for else speed
+    return [f"{steps:,} steps", f"{rates.get('env_steps', 0):,.0f} steps/s", learning]
+
+
 def _facts(progress: Progress) -> list[tuple[str, Items]]:
-    rates, values = progress.rates, progress.values
+    values = progress.values
     judged, acted = ["no evaluation yet"], ["no episode yet"]
     if progress.evaluation is not None:
         judged = [amount(progress.evaluation["eval_return"], progress.evaluation["spread"])]
@@ -246,9 +249,7 @@ def _facts(progress: Progress) -> list[tuple[str, Items]]:
     if "actor_return" in values:
         acted = [amount(values["actor_return"])]
         acted += [f"{values['episode_length']:,.0f} steps each"] if "episode_length" in values else []
-    speed = [f"{rates.get('env_steps', 0):,.0f} steps/s", f"{rates.get('learner_steps', 0):,.0f} updates/s"]
-    if progress.waits_for:
-        speed[1] = f"waiting for data: {progress.waits_for}"
+    total, *speed = _pace(progress)
     speed += [f"no news for {progress.quiet:.0f} s"] if progress.quiet >= NO_NEWS else []
     weights = [f"version {progress.count('learner_steps'):,}"]
     if "staleness" in values:
@@ -260,7 +261,7 @@ def _facts(progress: Progress) -> list[tuple[str, Items]]:
     troubles += [lost(progress.lost())] if progress.lost() else []
     plain = {
         **({"towards": towards} if (towards := _towards(progress)) else {}),
-        "speed": [*speed, f"{progress.count('env_steps'):,} steps"],
+        "speed": [*speed, total],
         **measures(values),
         "weights": weights,
         **({"troubles": troubles} if troubles else {}),
@@ -347,10 +348,11 @@ def summary(result: Result) -> list[str]:
             f"that return is of the weights after {many(result.eval_version, 'update')}; those that were saved, after "
             f"{many(result.saved_version or 0, 'update')}, were not evaluated"
         )
-    lines.append(
-        f"{result.env_steps:,} steps in {result.train_seconds:.1f} s ({result.env_steps_per_second:,.0f}/s), "
-        f"{result.learner_steps:,} updates; {result.wall_seconds:.1f} s in all"
-    )
+    seconds, updates = result.train_seconds, f"{result.learner_steps:,} updates"
+    pace = f"{result.env_steps:,} steps in {seconds:.1f} s ({result.env_steps_per_second:,.0f}/s), {updates}"
+    if result.learner_steps and not result.env_steps:  # it learned from data
+        pace = f"{updates} in {seconds:.1f} s ({result.learner_steps / max(seconds, 1e-3):,.0f}/s), no environment step"
+    lines.append(f"{pace}; {result.wall_seconds:.1f} s in all")
     lines.append(f"{many(result.restarts, 'restart')}, {many(result.refused_updates, 'update')} refused")
     if result.refused_updates:
         lines.append(

@@ -98,8 +98,9 @@ class Sinks:
                 self._sinks[name] = KINDS[name][0](run, record, step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """The numbers of a flat row."""
-        if not self._sinks or "env_steps" not in row:
+        """The numbers of a flat row, over steps; over updates in a run that makes none."""
+        step = row.get("env_steps") or row.get("learner_steps", row.get("evaluation/version", row.get("env_steps")))
+        if not self._sinks or step is None:
             return
         scalars = {
             name: float(value)
@@ -108,7 +109,7 @@ class Sinks:
         }
         for name, sink in list(self._sinks.items()):
             with _Guarded(self, name):
-                sink.write(scalars, int(row["env_steps"]))
+                sink.write(scalars, int(step))
 
     def close(self) -> None:
         for name, sink in list(self._sinks.items()):

@@ -129,6 +129,25 @@ def test_the_band_over_many_seeds_leaves_out_the_odd_one(tmp_path: Path) -> None
     assert 0.0 < low[0] <= middle[0] <= high[0] < 1000.0
 
 
+def test_what_learned_without_a_step_is_drawn_over_updates(tmp_path: Path) -> None:
+    for name, steps in (("acting", 100), ("data", 0)):
+        made = directory.RunDirectory.create(str(tmp_path / name), "sac", "Pendulum-v1", 0, print)
+        made.write_config({"algorithm": "sac", "config": {"name": name}, "env": "Pendulum-v1"})
+        for version in (0, 50):
+            row = {"eval_return": 1.0, "spread": 1.0, "env_steps": steps * version, "seconds": 1.0, "version": version}
+            made.write_row("evaluation", row)
+        made.close()
+    acting, data = (
+        next(iter(grouped(plots.read_runs([tmp_path / name], print)).values())) for name in ("acting", "data")
+    )
+    assert [name for _, name in plots.axes_of(acting)] == ["environment steps", "seconds of training"]
+    assert [name for _, name in plots.axes_of(data)] == ["updates", "seconds of training"]
+    assert [name for _, name in plots.axes_of([*acting, *data])] == ["updates", "seconds of training"], (
+        "as all have them"
+    )
+    assert plots.draw([tmp_path / "data"], tmp_path / "curve.png") == ["sac on Pendulum-v1: 1 run"]
+
+
 def test_virtual_seconds_are_not_drawn_among_real_ones(tmp_path: Path) -> None:
     paths = [run(tmp_path / runtime, [1.0, 2.0], runtime=runtime) for runtime in ("local", "inline", "ray")]
     (curves,) = grouped(plots.read_runs(paths, print)).values()

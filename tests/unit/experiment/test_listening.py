@@ -137,6 +137,18 @@ def test_tensorboards_files_can_be_read_back(tmp_path: Path) -> None:
     assert not made.write({"no steps": 1.0})  # type: ignore[func-returns-value]
 
 
+def test_who_learns_without_a_step_is_logged_over_updates(tmp_path: Path) -> None:
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    made = Sinks(["tensorboard"], tmp_path, {}, 0, print)
+    made.write({"learner_steps": 30.0, "loss": 1.0})
+    made.write({"env_steps": 0, "eval_return": 7.0, "evaluation/version": 20})
+    made.close()
+    found = loading.EventAccumulator(str(tmp_path / FOLDER))
+    found.Reload()
+    assert [event.step for event in found.Scalars("loss")] == [30]
+    assert [event.step for event in found.Scalars("eval_return")] == [20]
+
+
 def test_what_is_after_the_checkpoint_of_a_run_that_goes_on_is_not_shown(tmp_path: Path) -> None:
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for step, steps in ((0, (100, 200, 300)), (200, (200, 300))):

@@ -93,6 +93,16 @@ def test_a_line_has_the_few_measures_that_say_most_and_how_far_the_run_is() -> N
     assert "25% of 5,000,000 steps, 3:00 left" in view.line(progress_of("ppo"))
 
 
+def test_who_learns_without_a_step_is_told_of_by_updates() -> None:
+    progress = Progress()
+    taken: dict[str, Any] = {"nodes": {}, "evaluations": [], "train_seconds": 60.0, "first_update": None, "values": {}}
+    progress.take(taken | {"counts": {"learner_steps": 1}}, 0.0, 0)
+    progress.take(taken | {"counts": {"learner_steps": 601}}, 60.0, 0)
+    assert view.line(progress).strip() == "60.0 s · 601 updates · 10 updates/s"
+    assert "601 updates" in drawn(progress, 80)
+    assert " 0 steps" not in drawn(progress, 80)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -47,27 +47,27 @@ def run(words: Sequence[str]) -> int:
 
 def lines(found: RunState, rows: dict[str, dict[str, Any]], width: int | None = None) -> list[str]:
     from shoal.runs.run_lists import numbers
+    from shoal.runs.tables import is_number
 
     progress, judged = (numbers(rows.get(kind, {})) for kind in ("progress", "evaluation"))
     told = found.state + (f" (stopped by {found.stopped_by})" if found.stopped_by else "")
     if found.state == "running":
         told += f", last heard of {max(0.0, time.time() - _changed(found.path)):.0f} s ago"
+    updates = found.summary.get("learner_steps", progress.get("learner_steps"))
+    learns_only = bool(is_number(updates) and updates and not found.env_steps)  # from data, without a step
+    word, count = ("updates", updates) if learns_only else ("steps", found.env_steps)
     facts = [
         ("run", f"{found.algorithm} on {found.env}, seed {found.seed}"),
         ("state", told),
-        ("steps", f"{found.env_steps:,} in {found.seconds:,.0f} s of training"),
+        (word, f"{count:,.0f} in {found.seconds:,.0f} s of training"),
     ]
     if "actors" in progress:
         facts.append(("actors", f"{progress['actors']:,.0f}"))
     if found.state == "running" and "env_steps_per_second" in progress:
         facts.append(("now", f"{progress['env_steps_per_second']:,.0f} steps/s"))
-    if "eval_return" in judged and "env_steps" in judged:
-        facts.append(
-            (
-                "return",
-                f"{judged['eval_return']:,.1f} ± {judged.get('spread', 0.0):,.1f} at {judged['env_steps']:,} steps",
-            )
-        )
+    if "eval_return" in judged and (at := judged.get("version" if learns_only else "env_steps")) is not None:
+        told = f"{judged['eval_return']:,.1f} ± {judged.get('spread', 0.0):,.1f} at {at:,} {word}"
+        facts.append(("return", told))
     facts += [("towards", text) for text in _towards(found, progress)]
     if progress.get("restarts"):
         facts.append(("restarts", f"{progress['restarts']:,.0f} of nodes that were lost"))
