@@ -1,18 +1,14 @@
-"""The pages for those who come from other libraries: their code runs as it is printed, their examples learn."""
+"""The pages for those who come from other libraries: their examples learn."""
 
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-import shoal
 
 ROOT = Path(__file__).parents[2]
 ON_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])
@@ -58,48 +54,3 @@ def test_the_adder_of_the_example_makes_an_item_of_each_episode(example: Any) ->
     sample = replay.sample("episodes", 2)
     assert sample.data["observation"].T.tolist() == [[0, 1, 2, 0], [3, 4, 5, 6]], "the third does not fit"
     assert sample.data["mask"].T.tolist() == [[True, True, True, False], [True] * 4]
-
-
-def run_page(name: str) -> ModuleType:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    page = ModuleType("page")
-    for block in blocks:
-        exec(compile(block, name, "exec", dont_inherit=True), vars(page))
-    return page
-
-
-@pytest.fixture
-def briefly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Training of the pages, ended after a few updates on the inline runtime."""
-    train, sweep = shoal.train, shoal.sweep
-    short = {"runtime": "inline", "stop_updates": 3}
-
-    def shorter(cfg: Any, **options: Any) -> shoal.Result:
-        return train(cfg, **{**options, **short, "quiet": True})
-
-    monkeypatch.setattr(shoal, "train", shorter, raising=False)
-    monkeypatch.setattr(shoal, "sweep", lambda spec: sweep({**spec, **short}), raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
-def test_what_the_page_for_users_of_sb3_shows_runs(briefly: None) -> None:
-    page = run_page("coming-from-sb3.md")
-    assert page.result.stopped_by in ("updates", "callback")
-    assert page.action in (0, 1)
-    assert len(page.found.returns) == 20
-
-
-def test_what_the_page_for_users_of_rllib_shows_runs(briefly: None, tmp_path: Path) -> None:
-    page = run_page("coming-from-rllib.md")
-    assert page.found.best_parameters["learning_rate"] in (3e-4, 1e-3)
-    assert (tmp_path / "sweeps" / "learning-rates" / "best.toml").is_file()
-
-
-def test_what_the_page_for_users_of_machin_shows_runs(briefly: None) -> None:
-    assert run_page("coming-from-machin.md").result.learner_steps == 3
-
-
-def test_what_the_page_for_users_of_reverb_shows_runs(capfd: pytest.CaptureFixture[str]) -> None:
-    run_page("coming-from-reverb.md")
-    assert int(capfd.readouterr().out) >= 1

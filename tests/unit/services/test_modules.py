@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,8 +10,6 @@ from torch import nn
 from shoal import optim
 from shoal.services.modules import SharedModule
 from shoal.services.weights import WeightStore
-
-PAGE = Path(__file__).parents[3] / "docs" / "services.md"
 
 
 def network() -> nn.Module:
@@ -75,11 +70,3 @@ def test_weights_of_another_module_are_refused() -> None:
     SharedModule(store, network()).publish()
     with pytest.raises(RuntimeError, match="Missing key"):
         SharedModule(store, nn.Linear(1, 1)).refresh()
-
-
-def test_the_example_of_the_page_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (example,) = [block for block in blocks if "SharedModule(" in block]
-    names: dict[str, object] = {}
-    exec(compile(example, str(PAGE), "exec"), names)
-    assert same(names["network"], names["reader"])  # type: ignore[arg-type]
