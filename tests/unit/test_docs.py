@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 from collections.abc import Iterator
@@ -128,6 +129,18 @@ def test_the_defaults_that_a_page_names_are_those_of_the_options(page: str) -> N
 def test_the_overview_names_every_command() -> None:
     first = {line.split()[0] for line in cli.OVERVIEW.splitlines() if line.startswith("  ")}
     assert first >= {name.split()[0] for name in owners()}
+
+
+def test_the_readmes_picture_is_of_its_command() -> None:
+    """What the picture shows in its title and names as its ends is what the command above it has."""
+    readme, drawn = (ROOT / "README.md").read_text(encoding="utf-8"), (ROOT / "docs" / "live-view.svg").read_text()
+    command = re.search(r"```\n(shoal train .*)\n```\n\n!\[[^]]*\]\(docs/live-view.svg\)", readme)
+    assert command
+    texts = [html.unescape(text).replace("\xa0", " ").strip() for text in re.findall(r">([^<]+)</text>", drawn)]
+    assert command[1] in texts
+    (towards,) = re.findall(r"towards +(.*)", "\n".join(texts)) or [texts[texts.index("towards") + 1]]
+    stops = {"return", *re.findall(r"--stop-(\w+)", command[1])}  # a return is registered for CartPole-v1
+    assert set(re.findall(r"return|steps|updates|seconds", towards)) == stops
 
 
 def test_the_readme_is_short() -> None:
