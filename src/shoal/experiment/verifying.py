@@ -1,21 +1,26 @@
 """A proof that users can run: does a run that is killed and goes on become what it would have been anyway?
 
-Trains twice on the inline runtime: straight, and killed half way (SIGKILL) and resumed. Each run has a process of its
-own, so that nothing but files goes from one life to the next.
+Trains twice on the inline runtime: straight, and killed half way (SIGKILL) and resumed. Each life is a new interpreter
+with a hash seed of its own, as after a power cut: nothing but files goes from one to the next, modules are imported
+anew, and a set of strings has another order.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import cloudpickle
 
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
@@ -27,10 +32,13 @@ from shoal.experiment.training import go_on
 from shoal.loops.wiring import Settings
 from shoal.options import Acting
 from shoal.program import Program
+from shoal.runs import registry
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm, short_name
+from shoal.runtime import RunFailed
 
 PARTS = 5  # checkpoints before the kill, and as many after it: the first that differs says most about why
+USER_ERROR = 3  # the exit code of an interpreter that tells what went wrong
 EVALUATE_EVERY = 0.01  # virtual seconds: often, as a part of what is compared
 
 
@@ -42,7 +50,7 @@ class Verdict:
     env: str
     seed: int
     updates: int  # of each run
-    killed_at: int  # updates
+    killed_at: int  # updates of the checkpoint after which it was
     identical: bool
     kinds: dict[str, bool]  # what was compared, and whether it is identical at the end
     first: str | None = None  # what differs first
@@ -78,17 +86,12 @@ def verify(
             chosen |= {"checkpoint_replay": True, "eval_every": EVALUATE_EVERY, "eval_episodes": 2}
             return RunOptions(runtime="inline", run_dir=str(run), seed=seed, **chosen)
 
-        def begin(run: Path, on_saved: Callable[[int], None]) -> None:
-            experiment = Experiment(name, algorithm, cfg, env, options(run), time.monotonic())
-            experiment.on_saved = on_saved
-            _train(experiment)
-
         say(f"training {2 * updates} updates straight …")
-        _in_its_own_process(lambda: begin(runs[0], lambda done: None))
+        live(Life(options(runs[0]), 1, name, cfg, env))
         say(f"training {updates} updates, then SIGKILL …")
-        _in_its_own_process(lambda: begin(runs[1], lambda done: _die(done >= updates)), killed=True)
+        live(Life(options(runs[1]), 2, name, cfg, env, dies_at=updates))
         say(f"resuming, to {2 * updates} updates …")
-        _in_its_own_process(lambda: _train(go_on(runs[1], {}, {}, time.monotonic())))
+        live(Life(options(runs[1]), 3))
         return _judge(Verdict(short_name(name), env.name, seed, 2 * updates, updates, True, {}), runs, program)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -98,6 +101,7 @@ def _judge(verdict: Verdict, runs: tuple[Path, Path], program: Program) -> Verdi
     straight, resumed = (comparing.checkpoints_by_updates(run) for run in runs)
     last = straight[max(straight)]
     verdict.cannot_be_saved = comparing.cannot_be_saved(last)
+    verdict.killed_at = min((done for done in straight if done >= verdict.killed_at), default=verdict.killed_at)
     found: list[Difference] = []
     for updates in sorted({*straight, *resumed}):
         if updates in straight and updates in resumed:
@@ -121,9 +125,75 @@ def _judge(verdict: Verdict, runs: tuple[Path, Path], program: Program) -> Verdi
 def _lines(verdict: Verdict) -> list[str]:
     lines = [f"  {kind:18s} {'identical' if same else 'DIFFERENT'}" for kind, same in verdict.kinds.items()]
     if verdict.identical:
-        return [*lines, "bit-identical: a run that is killed and resumed becomes what it would have been"]
+        return [
+            *lines,
+            f"bit-identical over {verdict.updates} updates, killed at {verdict.killed_at}: a run that is killed and "
+            "resumed becomes what it would have been",
+            "(not seen: what would show later than that; --updates N compares more)",
+        ]
     at = "" if verdict.first_at is None else f", seen at {verdict.first_at} updates (killed at {verdict.killed_at})"
-    return [*lines, f"not bit-identical: the first part that differs is {(verdict.first or '').rstrip('.')}{at}"]
+    lines.append(f"not bit-identical: the first part that differs is {(verdict.first or '').rstrip('.')}{at}")
+    if verdict.first_at is not None and verdict.first_at <= verdict.killed_at:
+        lines.append(
+            "It differs before the kill: two processes with this seed are not alike. Look for what a process draws for "
+            "itself: random numbers at import, hash() or the order of a set of strings, the time, a process id."
+        )
+    return lines
+
+
+# ---- one life of a run, in an interpreter of its own -----------------------------------------------------------------
+
+INTERPRETER = """\
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from shoal.experiment.verifying import begin_life
+sys.exit(begin_life(sys.stdin.buffer))
+"""
+
+
+@dataclass(frozen=True)
+class Life:
+    """A life that begins a run, with its algorithm, config and environment; without them it goes on."""
+
+    options: RunOptions
+    hash_seed: int
+    name: str | None = None
+    cfg: Any = None
+    env: EnvSpec | None = None
+    dies_at: int | None = None  # updates, after the checkpoint of which it is killed
+
+
+def live(life: Life) -> None:
+    """Start an interpreter for it, and raise here what a user got wrong there."""
+    question = pickle.dumps(sys.path) + cloudpickle.dumps(life)
+    environment = {**os.environ, "PYTHONHASHSEED": str(life.hash_seed)}
+    done = subprocess.run([sys.executable, "-c", INTERPRETER], input=question, env=environment, stdout=subprocess.PIPE)
+    if done.returncode == USER_ERROR:
+        raise UserError(done.stdout.decode())
+    if done.returncode != (0 if life.dies_at is None else -signal.SIGKILL):
+        raise RuntimeError(f"a run of the comparison ended with exit code {done.returncode}")
+
+
+def begin_life(question: IO[bytes]) -> int:
+    """What the new interpreter does; its exit code. What a user's code prints is no answer."""
+    answer = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        life: Life = pickle.load(question)
+        if life.name is None or life.env is None:
+            experiment = go_on(Path(life.options.run_dir or ""), {}, {}, time.monotonic(), trust=True)
+        else:
+            algorithm = registry.load(life.name)
+            experiment = Experiment(life.name, algorithm, life.cfg, life.env, life.options, time.monotonic())
+        if (dies_at := life.dies_at) is not None:
+            experiment.on_saved = lambda done: _die(done >= dies_at)
+        _train(experiment)
+    except (UserError, RunFailed) as error:
+        if isinstance(error, RunFailed) and error.traceback and error.user_error is None:
+            print(error.traceback.rstrip(), file=sys.stderr)
+        os.write(answer, str(error).encode())
+        return USER_ERROR
+    return 0
 
 
 def _train(experiment: Experiment) -> None:
@@ -135,25 +205,3 @@ def _train(experiment: Experiment) -> None:
 def _die(now: bool) -> None:
     if now:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _in_its_own_process(work: Callable[[], None], killed: bool = False) -> None:
-    """Do it in a fork, and raise here what it raised there."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-
-    def child() -> None:
-        try:
-            work()
-        except UserError as error:
-            there.send(str(error))
-            os._exit(2)
-
-    process = context.Process(target=child)
-    process.start()
-    there.close()
-    process.join()
-    if process.exitcode == 2 and here.poll():
-        raise UserError(here.recv())
-    if process.exitcode != (-signal.SIGKILL if killed else 0):
-        raise RuntimeError(f"a run of the comparison ended with exit code {process.exitcode}")

@@ -14,7 +14,7 @@ from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.cli.main import main
 from shoal.experiment import verifying
 from shoal.experiment.bitwise import _same, _unequal, cannot_be_saved, checkpoints_by_updates, differences
-from shoal.experiment.verifying import Verdict, _judge, verify
+from shoal.experiment.verifying import Life, Verdict, _judge, verify
 from shoal.program import Program
 from shoal.types import Role
 
@@ -131,14 +131,14 @@ def judged(tmp_path: Path, others: dict[int, dict[str, Any]], returns: float = 5
         for updates, states in runs.items():
             Checkpoints(tmp_path / name / "checkpoints", 9).save(states, {"updates": updates})
         (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"kind": "evaluation", "eval_return": value}) + "\n")
-    verdict = Verdict("impala", "CartPole-v1", 0, 30, 15, True, {})
+    verdict = Verdict("impala", "CartPole-v1", 0, 30, 8, True, {})
     return _judge(verdict, (tmp_path / "straight", tmp_path / "resumed"), program())
 
 
 def test_two_runs_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     verdict = judged(tmp_path, dict.fromkeys((10, 20, 30), STATES))
     assert (verdict.identical, verdict.first, all(verdict.kinds.values())) == (True, None, True)
-    assert verdict.lines[-1].startswith("bit-identical")
+    assert verdict.lines[-2].startswith("bit-identical")
 
 
 def test_the_first_difference_is_told_with_where_it_was_seen(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_first_difference_is_told_with_where_it_was_seen(tmp_path: Path) -> 
         20,
     )
     assert [kind for kind, same in verdict.kinds.items() if not same] == ["parameters"], "at the end"
-    assert verdict.lines[-1].endswith("(actor/0), seen at 20 updates (killed at 15)")
+    assert verdict.lines[-1].endswith("(actor/0), seen at 20 updates (killed at 10)")
 
 
 def test_other_evaluations_alone_are_a_difference(tmp_path: Path) -> None:
@@ -166,35 +166,29 @@ def test_a_checkpoint_that_one_run_has_not_is_told(tmp_path: Path) -> None:
     assert verdict.first == "the checkpoint of 20 updates, which one run has not"
 
 
-def test_the_second_run_is_killed_when_it_has_saved_half_of_its_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    died: list[bool] = []
-    lives: list[tuple[bool, Any]] = []
+def test_what_differs_before_the_kill_is_said_to_be_of_the_process(tmp_path: Path) -> None:
+    random = changed(CHANGES["the policy's random generator (actor/0)"])
+    verdict = judged(tmp_path, {10: random, 20: random, 30: random})
+    assert verdict.lines[-1].startswith("It differs before the kill")
 
-    class Run:
-        on_saved: Any = None
 
-        def __init__(self, *given: Any) -> None:
-            self.options = given[4] if len(given) > 4 else None
+def test_what_cannot_be_seen_is_said_with_the_verdict(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, dict.fromkeys((10, 20, 30), STATES))
+    assert "not seen: what would show later" in verdict.lines[-1]
+    assert "bit-identical over 30 updates, killed at 10" in verdict.lines[-2]
 
-    def train(run: Any) -> None:
-        died.clear()
-        for updates in (8, 9, 10) if run.on_saved is not None else ():
-            run.on_saved(updates)
 
-    def in_its_own_process(work: Any, killed: bool = False) -> None:
-        work()
-        lives.append((killed, list(died)))
-
-    monkeypatch.setattr(verifying, "Experiment", Run)
-    monkeypatch.setattr(verifying, "_train", train)
-    monkeypatch.setattr(verifying, "_die", died.append)
-    monkeypatch.setattr(verifying, "_in_its_own_process", in_its_own_process)
-    monkeypatch.setattr(verifying, "go_on", lambda *given: Run())
+def test_every_life_has_a_hash_seed_of_its_own_and_the_second_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[Life] = []
+    monkeypatch.setattr(verifying, "live", lives.append)
     monkeypatch.setattr(verifying, "_judge", lambda verdict, runs, program: verdict)
     page: Any = type("Page", (), {"program": staticmethod(lambda cfg, env, settings: Program())})
     env: Any = type("Env", (), {"name": "CartPole-v1"})
     verdict = verify("impala", page, None, env, updates=10, seed=0)
-    assert lives == [(False, []), (True, [False, False, True]), (False, [])]
+    assert [life.dies_at for life in lives] == [None, 10, None]
+    assert len({life.hash_seed for life in lives}) == 3
+    assert lives[1].options.run_dir == lives[2].options.run_dir
+    assert lives[2].name is None, "it goes on with what the run directory says"
     assert (verdict.updates, verdict.killed_at) == (20, 10)
 
 
