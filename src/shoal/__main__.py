@@ -8,6 +8,9 @@ import sys
 def main() -> int:
     """Run a command; returns the exit code."""
     try:
+        from shoal.cli.streams import prepare
+
+        prepare()
         from shoal.cli.main import main as command
     except KeyboardInterrupt:  # importing takes a moment
         print("interrupted", file=sys.stderr)

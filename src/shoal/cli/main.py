@@ -19,7 +19,7 @@ import shoal
 from shoal.arguments.command_options import Output, Trust
 from shoal.arguments.config_files import OWNERS, take_config
 from shoal.arguments.words import HELP, Typed, peek, read
-from shoal.cli import commands
+from shoal.cli import commands, streams
 from shoal.cli.commands.algorithm import algorithm_lines, configure, take_algorithm, warm
 from shoal.cli.commands.common import ERROR, EXAMPLES, INTERRUPTED, OK, USAGE, fit, print_json, warn
 from shoal.errors import UserError, did_you_mean
@@ -87,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     before = _end_like_interrupt()
     try:
-        return _dispatch(words, started)
+        code = _dispatch(words, started)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a failure can be told
+        return code
     except UserError as error:
         warn(str(error))
         return USAGE
@@ -97,6 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _unheard():
             raise
+        return ERROR
+    except OSError as error:
+        if not streams.unwritable():
+            raise
+        warn(f"standard output cannot be written: {error.strerror}")
         return ERROR
     finally:
         _cool()
@@ -213,7 +221,8 @@ def _run(experiment: Experiment, as_json: bool) -> int:
     from shoal.experiment import view
     from shoal.runtime import RunFailed
 
-    result, failure = experiment.run(view.choose(quiet=False, json=as_json))
+    with streams.kept():
+        result, failure = experiment.run(view.choose(quiet=False, json=as_json))
     stream = sys.stderr if as_json else sys.stdout
     print(fit("\n".join(view.summary(result)), stream), file=stream, flush=True)
     if failure is not None:

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import cloudpickle
-
 from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment import bitwise as comparing
@@ -164,8 +162,8 @@ class Life:
 
 
 def live(life: Life) -> None:
-    """Start an interpreter for it, and raise here what a user got wrong there."""
-    question = pickle.dumps(sys.path) + cloudpickle.dumps(life)
+    """Start an interpreter for it (all that it needs is known by names), and raise here what a user got wrong there."""
+    question = pickle.dumps(sys.path) + pickle.dumps(life)
     environment = {**os.environ, "PYTHONHASHSEED": str(life.hash_seed)}
     done = subprocess.run([sys.executable, "-c", INTERPRETER], input=question, env=environment, stdout=subprocess.PIPE)
     if done.returncode == USER_ERROR:
