@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shoal
-from shoal.cli.commands.status import _rounded
+from shoal.cli.commands.looking import _rounded
 from shoal.runs.options import Result
 
 

@@ -1,46 +1,41 @@
-"""Commands of `shoal`, a module each: `run(words)` does it and returns the exit code, `OPTIONS` are what it takes.
+"""Commands of `shoal`, by what they are about: `COMMANDS` of a module says what runs each, and which options it takes.
 
-A module is imported when its command is called; what is heavy is imported inside `run`.
+A module is imported when one of its commands is called; what is heavy is imported inside of the command.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-NAMES = (
-    "bench",
-    "compare",
-    "config",
-    "diff",
-    "doctor",
-    "eval",
-    "export",
-    "plot",
-    "record",
-    "runs",
-    "scale",
-    "status",
-    "sweep",
-    "verify",
-)
+if TYPE_CHECKING:
+    from shoal.cli.commands.common import Commands
+
+MODULES = {
+    "bench": ("bench",),
+    "doctor": ("doctor",),
+    "looking": ("compare", "config", "diff", "plot", "runs", "status"),
+    "policies": ("eval", "export", "record"),
+    "scale": ("scale",),
+    "sweep": ("sweep",),
+    "verify": ("verify",),
+}
+NAMES = tuple(sorted(name for names in MODULES.values() for name in names))
 TAKE_ALGORITHM = ("verify", "bench throughput", "bench limits")  # and its options, beside their own
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    code: int = importlib.import_module(f"shoal.cli.commands.{name}").run(words)
-    return code
+    (module,) = (module for module, names in MODULES.items() if name in names)
+    return _of(module)[name][0](words)
 
 
 def options() -> dict[str, list[type[Any]]]:
-    """The dataclasses whose fields are options, by command: for completion. A module with commands of two words has
-    them by their second."""
-    found: dict[str, list[type[Any]]] = {}
-    for name in NAMES:
-        owners = importlib.import_module(f"shoal.cli.commands.{name}").OPTIONS
-        if isinstance(owners, dict):
-            found |= {f"{name} {second}": [owner] for second, owner in owners.items()}
-        else:
-            found[name] = list(owners)
-    return found
+    """The dataclasses whose fields are options, by command of one or two words: for completion."""
+    found = {name: list(owners) for module in MODULES for name, (_, owners) in _of(module).items() if owners}
+    return dict(sorted(found.items()))
+
+
+def _of(module: str) -> Commands:
+    commands: Commands = importlib.import_module(f"shoal.cli.commands.{module}").COMMANDS
+    return commands

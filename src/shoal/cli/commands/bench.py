@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.arguments.command_options import (
-    BenchOptions,
-    CheckpointBenchOptions,
-    LimitsOptions,
-    ReplayBenchOptions,
-)
 from shoal.arguments.words import HELP
 from shoal.cli.commands.algorithm import configure, take_algorithm, warm
-from shoal.cli.commands.common import ERROR, OK, USAGE, parse, print_json
-from shoal.config import validate
+from shoal.cli.commands.common import ERROR, OK, USAGE, Commands, parse, print_json
+from shoal.config import Count, Positive, Seed, validate
 from shoal.errors import UserError, did_you_mean
-from shoal.runs.options import RunOptions
+from shoal.runs.options import RunOptions, Runtime
 
 if TYPE_CHECKING:
     from shoal.runtime import RunFailed
 
-OPTIONS = {
-    "throughput": BenchOptions,
-    "limits": LimitsOptions,
-    "replay": ReplayBenchOptions,
-    "checkpoints": CheckpointBenchOptions,
-}
 HELP_TEXT = """\
 usage: shoal bench BENCHMARK …
 
@@ -42,22 +31,73 @@ usage: shoal bench BENCHMARK …
 Each has --help. For example: shoal bench throughput impala --env CartPole-v1"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """The measurement; the algorithm runs with the config that `shoal train` would use, without the evaluator."""
+
+    seconds: Positive = 10.0
+    """Measured, after the warm-up."""
+    repeat: Count = 1
+    """Runs; their median counts."""
+    runtime: Runtime = "local"
+    ray_address: str | None = None
+    """Of a running Ray cluster."""
+    seed: Seed = 0
+    """Of the run; every node derives its own."""
+    limits: bool = True
+    """Measure first what this machine allows, and say which share of it is reached."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayBenchOptions:
+    """What is measured."""
+
+    repeat: Count = 5
+    """Windows of half a second, of which the best counts."""
+    quick: bool = False
+    """Only the three kinds of work: not growth, age and checkpoints of a large table."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointBenchOptions:
+    """What is measured; each run fills its replay first."""
+
+    seconds: Positive = 30.0
+    """Measured of each run."""
+    repeat: Count = 3
+    """Pairs of runs, with checkpoints and without."""
+    every: Positive = 10.0
+    """Seconds between the checkpoints of a run that takes them."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsOptions:
+    """The measurement; the parts have the sizes that the algorithm's config gives them."""
+
+    part_seconds: Positive = 1.0
+    """That each part is measured for."""
+    seed: Seed = 0
+    """Of environments and networks."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
 def run(words: Sequence[str]) -> int:
-    kinds: dict[str, Callable[[Sequence[str]], int]] = {
-        "throughput": _throughput,
-        "limits": _limits,
-        "replay": _replay,
-        "checkpoints": _checkpoints,
-    }
     if not words or words[0] in HELP:
         print(HELP_TEXT)
         return OK if words else USAGE
-    if words[0] not in kinds:
+    if f"bench {words[0]}" not in COMMANDS:
         raise UserError(
             f"There is no benchmark {words[0]}: choose throughput, limits, replay or checkpoints."
-            f"{did_you_mean(words[0], kinds)}"
+            f"{did_you_mean(words[0], [name.partition(' ')[2] for name in COMMANDS])}"
         )
-    return kinds[words[0]](words[1:])
+    return COMMANDS[f"bench {words[0]}"][0](words[1:])
 
 
 def _throughput(words: Sequence[str]) -> int:
@@ -134,8 +174,7 @@ def _limits(words: Sequence[str]) -> int:
 
 def _replay(words: Sequence[str]) -> int:
     description = "The replay service under three kinds of work, in process and from a process of its own."
-    typed = parse(words, "shoal bench replay", description, ReplayBenchOptions)
-    options: ReplayBenchOptions = typed.make(ReplayBenchOptions)
+    options, _ = parse(words, "shoal bench replay", description, ReplayBenchOptions)
     from shoal.bench.replay import measure_all
 
     report = measure_all(options.repeat, options.quick, sys.stderr if options.json else sys.stdout)
@@ -144,12 +183,9 @@ def _replay(words: Sequence[str]) -> int:
     return OK
 
 
-_CHECKPOINTS = "What checkpoints cost a learner, and how soon a resumed run learns."
-
-
 def _checkpoints(words: Sequence[str]) -> int:
-    typed = parse(words, "shoal bench checkpoints", _CHECKPOINTS, CheckpointBenchOptions)
-    options: CheckpointBenchOptions = typed.make(CheckpointBenchOptions)
+    description = "What checkpoints cost a learner, and how soon a resumed run learns."
+    options, _ = parse(words, "shoal bench checkpoints", description, CheckpointBenchOptions)
     from shoal.bench.checkpoints import checkpoints, lines
 
     def show(text: str) -> None:
@@ -161,3 +197,12 @@ def _checkpoints(words: Sequence[str]) -> int:
     else:
         print("\n".join(lines(report)))
     return OK
+
+
+COMMANDS: Commands = {
+    "bench": (run, ()),
+    "bench throughput": (_throughput, (BenchOptions,)),
+    "bench limits": (_limits, (LimitsOptions,)),
+    "bench replay": (_replay, (ReplayBenchOptions,)),
+    "bench checkpoints": (_checkpoints, (CheckpointBenchOptions,)),
+}

@@ -7,13 +7,15 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TextIO, TypeVar
 
-from shoal.arguments.words import Typed, read
+from shoal.arguments.words import read
 from shoal.config import validate
 from shoal.errors import UserError
 
+C = TypeVar("C")
+Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], tuple[type[Any], ...]]]  # what runs each; its options
 OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
 WHOLE = re.compile(r"`[^`\n]*`|pip install \S+|shoal [a-z]+ \S+")  # commands within sentences
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -48,20 +50,19 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
 }
 
 
-def parse(words: Sequence[str], command: str, description: str, options: type[Any], operands: str = "") -> Typed:
-    """What was typed for a command whose options are one dataclass; `--help` prints it and ends."""
+def parse(
+    words: Sequence[str], command: str, description: str, options: type[C], operands: str = ""
+) -> tuple[C, Sequence[str]]:
+    """What was typed for a command whose options are one dataclass, and its other words: one where RUN is asked for.
+    `--help` prints it and ends."""
     typed = read(words, [options], command, positional=bool(operands))
     if typed.help:
         print_help(command, description, options(), words=operands)
-    validate(typed.make(options))
-    return typed
-
-
-def one_run(typed: Typed, command: str) -> str:
-    """The run directory that a command was given."""
-    if len(typed.words) != 1:
+    made: C = typed.make(options)
+    validate(made)
+    if operands == "RUN" and len(typed.words) != 1:
         raise UserError(f"{command} needs one run directory: {command} runs/NAME [OPTIONS]; see {command} --help.")
-    return typed.words[0]
+    return made, typed.words
 
 
 def print_help(command: str, description: str, *parts: Any, words: str = "", examples: Sequence[str] = ()) -> NoReturn:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.arguments.words import peek, read
-from shoal.cli.commands.common import ERROR, OK, print_help, print_json
+from shoal.cli.commands.common import ERROR, OK, Commands, print_help, print_json
 from shoal.config import NamedValues, Positive, validate
 from shoal.errors import UserError
 
@@ -41,7 +41,6 @@ class ExaminedOptions:
     """As for shoal train."""
 
 
-OPTIONS = (DoctorOptions, ExaminedOptions)
 DESCRIPTION = (
     "Examine an environment and a network before a run, in a process of their own: what they return, seeds, states, "
     "limits, rewards, speed, a few updates; and suggest what to train with."
@@ -76,3 +75,6 @@ def run(words: Sequence[str]) -> int:
         suggested = [] if found.suggestion is None else ["", *found.suggestion.lines()]
         print("\n".join([*suggested, "", found.verdict()]))
     return ERROR if found.faults else OK
+
+
+COMMANDS: Commands = {"doctor": (run, (DoctorOptions, ExaminedOptions))}

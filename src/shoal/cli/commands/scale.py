@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cli.commands.common import OK, parse, warn
+from shoal.cli.commands.common import OK, Commands, parse, warn
 from shoal.errors import UserError
 
 LOOK = 0.1  # seconds between two looks at whether the run has heard
@@ -21,17 +21,13 @@ class ScaleOptions:
     """Seconds to wait for the run's answer."""
 
 
-OPTIONS = (ScaleOptions,)
-
-
 def run(words: Sequence[str]) -> int:
-    typed = parse(
-        words, "shoal scale", "Give a run more or fewer actors while it goes on.", ScaleOptions, "RUN actors=N"
-    )
-    if len(typed.words) < 2 or any("=" not in word for word in typed.words[1:]):
+    description = "Give a run more or fewer actors while it goes on."
+    options, words = parse(words, "shoal scale", description, ScaleOptions, "RUN actors=N")
+    if len(words) < 2 or any("=" not in word for word in words[1:]):
         raise UserError("shoal scale needs a run directory and what to change: shoal scale runs/NAME actors=4.")
-    path = Path(typed.words[0])
-    sizes = dict(_size(word) for word in typed.words[1:])
+    path = Path(words[0])
+    sizes = dict(_size(word) for word in words[1:])
     from shoal.runs import requests
     from shoal.runs.run_lists import state_of
     from shoal.runs.tables import latest
@@ -48,7 +44,7 @@ def run(words: Sequence[str]) -> int:
             raise UserError(f"{path} has no group {group!r} that can grow or shrink: it has {', '.join(known)}.")
     before = latest(path).get("scale")
     requests.ask_to_scale(path, sizes)
-    deadline = time.monotonic() + typed.make(ScaleOptions).wait
+    deadline = time.monotonic() + options.wait
     while requests.is_waiting(path) or latest(path).get("scale") == before:
         if time.monotonic() > deadline:
             warn(f"{path} has not answered yet; it does what was asked for when it looks the next time")
@@ -70,3 +66,6 @@ def _size(word: str) -> tuple[str, int]:
     except ValueError:
         raise UserError(f"{word} says no number: give a whole one, as in actors=4.") from None
     return group, check_size(group, size)
+
+
+COMMANDS: Commands = {"scale": (run, (ScaleOptions,))}

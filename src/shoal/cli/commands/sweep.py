@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.commands.common import ERROR, OK, parse, print_json
+from shoal.cli.commands.common import ERROR, OK, Commands, parse, print_json
 from shoal.config import Count
 from shoal.errors import UserError
 
@@ -30,24 +30,20 @@ class SweepOptions:
     """The last line of stdout is one JSON object."""
 
 
-OPTIONS = (SweepOptions,)
-
-
 def run(words: Sequence[str]) -> int:
     description = (
         "Try values of options: grid, random or Optuna, with seeds, several runs at a time. The same command goes on "
         "with a sweep that was interrupted or killed. The file: docs/sweeps.md."
     )
-    typed = parse(words, "shoal sweep", description, SweepOptions, "FILE.toml")
-    options: SweepOptions = typed.make(SweepOptions)
-    if len(typed.words) != 1:
+    options, words = parse(words, "shoal sweep", description, SweepOptions, "FILE.toml")
+    if len(words) != 1:
         raise UserError("shoal sweep needs one file: shoal sweep sweep.toml [OPTIONS]; see shoal sweep --help.")
     from shoal.sweeps import report
     from shoal.sweeps.running import Runner
     from shoal.sweeps.spec import read_sweep
 
     given = {name: getattr(options, name) for name in ("folder", "trials", "parallel")}
-    sweep = read_sweep(Path(typed.words[0]), {name: value for name, value in given.items() if value is not None})
+    sweep = read_sweep(Path(words[0]), {name: value for name, value in given.items() if value is not None})
     runner = Runner(sweep, Lines() if options.json or not sys.stdout.isatty() else Live())
     runner.run()
     found = report.results(sweep, runner.log)
@@ -141,3 +137,6 @@ class Live(Lines):
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+COMMANDS: Commands = {"sweep": (run, (SweepOptions,))}

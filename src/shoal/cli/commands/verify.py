@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.cli.commands.algorithm import configure, take_algorithm
-from shoal.cli.commands.common import ERROR, OK, print_json
+from shoal.cli.commands.common import ERROR, OK, Commands, print_json
 from shoal.config import Count, Seed, validate
 
 
@@ -22,9 +22,6 @@ class VerifyOptions:
     """Of both runs."""
     json: bool = False
     """Print one JSON object."""
-
-
-OPTIONS = (VerifyOptions,)
 
 
 def run(words: Sequence[str]) -> int:
@@ -48,3 +45,6 @@ def run(words: Sequence[str]) -> int:
 
 def _say(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
+
+
+COMMANDS: Commands = {"verify": (run, (VerifyOptions,))}

@@ -1,0 +1,138 @@
+"""Commands that play a trained policy again: `shoal eval`, `record` and `export`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from shoal.cli.commands.common import OK, Commands, fit, parse, print_json, warn
+from shoal.config import Between, Episodes, NamedValues, Positive, Seed, Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """How it is played."""
+
+    episodes: Episodes = 50
+    """Fresh ones, played greedily."""
+    seed: Seed | None = None
+    """Of the environments; drawn anew when none is given."""
+    env: str | None = None
+    """module:factory or id in place of the recorded one."""
+    env_options: NamedValues | None = None
+    """An option of the environment; all of them together in place of the recorded ones."""
+    network: str | None = None
+    """module:factory in place of the recorded one."""
+    core: str | None = None
+    """module:factory in place of the recorded one."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run_eval(words: Sequence[str]) -> int:
+    description = (
+        "Play fresh greedy episodes with the policy of a run (RUN), of its best checkpoint (RUN:best) or of one "
+        "checkpoint's folder."
+    )
+    options, (source,) = parse(words, "shoal eval", description, EvalOptions, "RUN")
+    from shoal.experiment.view import amount
+    from shoal.playing import evaluate
+
+    given = {
+        name: getattr(options, name) for name in ("episodes", "env", "env_options", "seed", "network", "core", "trust")
+    }
+    found = evaluate(source, **given, tell=warn)
+    if options.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        told = (
+            f"{found.algorithm} on {found.env}: {amount(found.eval_return, found.spread)} over "
+            f"{found.episodes} fresh greedy episodes (lowest {amount(found.lowest)}, highest {amount(found.highest)}, "
+            f"seed {found.seed})"
+        )
+        print(fit(told, sys.stdout))
+    return OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What is filmed."""
+
+    output: str | None = None
+    """NAME.mp4 or NAME.gif; default: policy.mp4 in the run directory."""
+    episodes: Annotated[int, Between(1, 1000)] = 1
+    """Whole ones, played greedily, one after another."""
+    seed: Whole | None = None
+    """Of the environment; drawn anew when none is given."""
+    fps: Positive | None = None
+    """Pictures per second; default: as the environment says."""
+    env: str | None = None
+    """module:factory or id in place of the recorded one."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run_record(words: Sequence[str]) -> int:
+    description = (
+        "Film the greedy policy of a run (RUN), of its best checkpoint (RUN:best) or of one checkpoint's folder."
+    )
+    options, (source,) = parse(words, "shoal record", description, RecordOptions, "RUN")
+    from shoal.experiment.view import amount, many
+    from shoal.playing import record
+
+    given = {name: getattr(options, name) for name in ("episodes", "env", "seed", "fps", "trust")}
+    made = record(source, options.output, **given)
+    if options.json:
+        print_json(dataclasses.asdict(made))
+    else:
+        returns = ", ".join(amount(value) for value in made.returns)
+        print(f"{made.algorithm} on {made.env}: {many(made.frames, 'picture')}, return {returns}, seed {made.seed}")
+        print(f"→ {made.path}")
+    return OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What is written."""
+
+    format: Literal["onnx", "torch"] = "onnx"
+    """onnx: for onnxruntime and others; torch: for torch.export.load."""
+    output: str | None = None
+    """A new or empty folder; default: export-FORMAT in the run directory."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run_export(words: Sequence[str]) -> int:
+    description = (
+        "Write the greedy policy of a run (RUN), of its best checkpoint (RUN:best) or of one checkpoint's folder as a "
+        "file, with a contract and recorded inputs and outputs, against which it was checked."
+    )
+    options, (source,) = parse(words, "shoal export", description, ExportOptions, "RUN")
+    from shoal.playing.exporting import export
+
+    made = export(source, options.output, format=options.format, trust=options.trust)
+    if options.json:
+        print_json(dataclasses.asdict(made))
+        return OK
+    for kind, tensors in (("in ", made.inputs), ("out", made.outputs)):
+        for tensor in tensors:
+            print(f"{kind}  {tensor['name']}  {tensor['dtype']} {tensor['shape']}")
+    print(f"the same as the policy to {made.largest_difference:.0e} on recorded steps\n→ {made.folder}/{made.file}")
+    return OK
+
+
+COMMANDS: Commands = {
+    "eval": (run_eval, (EvalOptions,)),
+    "record": (run_record, (RecordOptions,)),
+    "export": (run_export, (ExportOptions,)),
+}
