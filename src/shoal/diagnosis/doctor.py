@@ -19,7 +19,7 @@ from gymnasium.envs import registration
 from shoal.config import Positive, apply_preset, validate, validate_fields
 from shoal.diagnosis import advice, learning
 from shoal.diagnosis.environment import Environment
-from shoal.diagnosis.findings import Diagnosis, Finding, Suggestion
+from shoal.diagnosis.findings import Diagnosis, Finding, Level, Suggestion, Tell
 from shoal.envs import names, trial
 from shoal.envs.faults import what_was_raised
 from shoal.errors import UserError, name_of
@@ -148,8 +148,8 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
         pickle.dump((kind, value), answer)
         answer.flush()
 
-    def tell(finding: Finding) -> None:
-        write("finding", finding)
+    def tell(level: Level, about: str, text: str, remedy: str | None = None) -> None:
+        write("finding", Finding(level, about, text, remedy))
 
     measured: dict[str, Any] = {}
     suggestion = None
@@ -159,18 +159,16 @@ def reply(question: BinaryIO, answer: BinaryIO) -> None:
         suggestion = examine(asked, tell, lambda text: write("doing", text), measured)
     except UserError as error:
         text, _, remedy = str(error).partition("; ")
-        tell(Finding("fault", "cannot run", text, remedy or "shoal train would say the same and end"))
+        tell("fault", "cannot run", text, remedy or "shoal train would say the same and end")
     except BaseException as error:
-        tell(Finding("fault", "cannot run", what_was_raised(error), "run it by itself to see the whole traceback"))
+        tell("fault", "cannot run", what_was_raised(error), "run it by itself to see the whole traceback")
     write("measured", measured)
     write("suggestion", suggestion)
     write("end", None)
     trial.leave(answer)
 
 
-def examine(
-    asked: Asked, tell: Callable[[Finding], None], doing: Callable[[str], None], measured: dict[str, Any]
-) -> Suggestion | None:
+def examine(asked: Asked, tell: Tell, doing: Callable[[str], None], measured: dict[str, Any]) -> Suggestion | None:
     """The environment, then the network in the algorithm that was given or is suggested."""
     doing("be imported, made, reset and stepped once")
     values = dict(asked.values)
@@ -193,7 +191,7 @@ def examine(
         other = advice.choose_algorithm(spec, measured)[0]
         if asked.algorithm is not None and "network" not in values and other != name:
             remedy = f"for this environment: --algorithm {other}"
-        tell(Finding("fault", "network" if "network" in values else "algorithm", str(error), remedy))
+        tell("fault", "network" if "network" in values else "algorithm", str(error), remedy)
         return None
     return suggestion if works else None
 

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import envs, tree
-from shoal.diagnosis.findings import Finding
+from shoal.diagnosis.findings import Tell
 from shoal.diagnosis.stepping import Raw, Row, in_this_process
 from shoal.envs import EVALUATION_LIMIT, EnvFault, EnvSpec, check
 from shoal.envs.choosing import Meter
@@ -29,7 +29,6 @@ MEASURED = 1.0  # seconds in which speed is measured
 LARGE = 50.0  # observations beyond this are far from what networks are made for
 IMAGE = 16  # rows and columns from which on two axes look like an image
 
-Tell = Callable[[Finding], None]
 Doing = Callable[[str], None]  # what the user's code is asked for next
 
 
@@ -83,7 +82,7 @@ class Environment:
             self.state()
             self.speed()
         except EnvFault as fault:
-            self.tell(Finding("fault", "environment", str(fault), "correct it before you train"))
+            self.tell("fault", "environment", str(fault), "correct it before you train")
             return False
         return True
 
@@ -93,7 +92,7 @@ class Environment:
         spec = self.spec
         self.measured["kind"] = spec.kind
         told = f"observations {check.shown(spec.observation_space)}; actions {check.shown(spec.action_space)}"
-        self.tell(Finding("ok", "spaces", f"{told}; kind {spec.kind}"))
+        self.tell("ok", "spaces", f"{told}; kind {spec.kind}")
         for name, space in tree.leaf_spaces(spec.observation_space, "observation").items():
             shape = check.shape_of(space)
             large = 2 <= len(shape) <= 4 and sorted(shape[-3:])[-2] >= IMAGE
@@ -101,12 +100,10 @@ class Environment:
                 continue
             built = "convolutions are built for it, but" if is_image(space) else "no convolutions are built for it, and"
             self.tell(
-                Finding(
-                    "warning",
-                    "spaces",
-                    f"{name!r} is {list(shape)} of {space.dtype}: {built} it takes several times the memory of bytes",
-                    "if it is an image, give its space dtype=np.uint8, from 0 to 255",
-                )
+                "warning",
+                "spaces",
+                f"{name!r} is {list(shape)} of {space.dtype}: {built} it takes several times the memory of bytes",
+                "if it is an image, give its space dtype=np.uint8, from 0 to 255",
             )
 
     # ---- what it gives
@@ -133,22 +130,20 @@ class Environment:
                 seen.truncations += bool(row.truncated[index] and not row.terminated[index])
         self._tell_dtypes(expected)
         for sentence in outside.values():
-            self.tell(Finding("warning", "bounds", sentence, "declare the bounds that it has, or clip what it returns"))
+            self.tell("warning", "bounds", sentence, "declare the bounds that it has, or clip what it returns")
         if not outside:
-            self.tell(Finding("ok", "observations", f"finite and inside their space in {seen.steps:,} steps"))
+            self.tell("ok", "observations", f"finite and inside their space in {seen.steps:,} steps")
         if seen.steps > 1 and all(np.array_equal(seen.low[name], seen.high[name]) for name in seen.low):
             self.tell(
-                Finding(
-                    "warning",
-                    "observations",
-                    f"the observation was the same in all {seen.steps:,} steps: there is nothing to learn from",
-                    "look whether step() returns an array that it has forgotten to fill",
-                )
+                "warning",
+                "observations",
+                f"the observation was the same in all {seen.steps:,} steps: there is nothing to learn from",
+                "look whether step() returns an array that it has forgotten to fill",
             )
         ends = f"{seen.terminations} by the environment, {seen.truncations} by a time limit"
         kind = "a vector with NEXT_STEP autoreset" if not raw.single else "reset after each"
         if seen.returns:
-            self.tell(Finding("ok", "episodes", f"{len(seen.returns)} ended, {ends}; {kind}"))
+            self.tell("ok", "episodes", f"{len(seen.returns)} ended, {ends}; {kind}")
 
     def _look(self, name: str, leaf: Array, space: Any, outside: dict[str, str]) -> None:
         seen = self.seen
@@ -175,17 +170,15 @@ class Environment:
         }
         for name, (came, declared) in other.items():
             self.tell(
-                Finding(
-                    "warning",
-                    "dtypes",
-                    f"{name!r} comes as {came}, and its space says {declared}: it is converted at every step",
-                    f"return {declared}, or declare dtype=np.{came}",
-                )
+                "warning",
+                "dtypes",
+                f"{name!r} comes as {came}, and its space says {declared}: it is converted at every step",
+                f"return {declared}, or declare dtype=np.{came}",
             )
         if not other:
             kinds = ", ".join(sorted({str(dtype) for dtype in self.seen.dtypes.values()}))
             wide = "; learned from as float32" if "float64" in kinds else ""
-            self.tell(Finding("ok", "dtypes", f"{kinds}, as declared{wide}"))
+            self.tell("ok", "dtypes", f"{kinds}, as declared{wide}")
 
     # ---- rewards and ends
 
@@ -202,46 +195,36 @@ class Environment:
             self.measured |= {"return_lowest": min(seen.returns), "return_highest": max(seen.returns)}
         if not len(some):
             self.tell(
-                Finding(
-                    "warning",
-                    "rewards",
-                    f"all {len(rewards):,} rewards of random actions were 0: if chance never finds one, no algorithm "
-                    "here learns",
-                    "give rewards on the way to the goal, or make an easy version of the task to begin with",
-                )
+                "warning",
+                "rewards",
+                f"all {len(rewards):,} rewards of random actions were 0: if chance never finds one, no algorithm "
+                "here learns",
+                "give rewards on the way to the goal, or make an easy version of the task to begin with",
             )
             return
         told = f"{_range(low, high)}, {len(some) / len(rewards):.0%} of them not 0"
         if seen.returns:
             told += f"; returns of random play {_range(min(seen.returns), max(seen.returns))}"
-        self.tell(Finding("ok", "rewards", told))
+        self.tell("ok", "rewards", told)
 
     def time_limit(self) -> None:
         spec, seen = self.spec, self.seen
         limit = spec.max_episode_steps
         self.measured["time_limit"] = limit
         if limit is not None:
-            self.tell(Finding("ok", "time limit", f"{limit:,} steps"))
+            self.tell("ok", "time limit", f"{limit:,} steps")
             return
         means = f"evaluation cuts episodes after {EVALUATION_LIMIT:,} steps and training never does"
         if seen.lengths:
             ended = f"random episodes ended after {_range(min(seen.lengths), max(seen.lengths))} steps"
-            self.tell(
-                Finding(
-                    "ok",
-                    "time limit",
-                    f"none is stated, and {ended}; {means}, should a trained policy stay alive",
-                )
-            )
+            self.tell("ok", "time limit", f"none is stated, and {ended}; {means}, should a trained policy stay alive")
             return
         self.tell(
-            Finding(
-                "warning",
-                "time limit",
-                f"none is stated, and no episode ended in {seen.steps:,} steps: {means}, so that no return may be seen "
-                "for long",
-                "wrap it in gymnasium.wrappers.TimeLimit; --eval-limit cuts the evaluator's episodes alone",
-            )
+            "warning",
+            "time limit",
+            f"none is stated, and no episode ended in {seen.steps:,} steps: {means}, so that no return may be seen "
+            "for long",
+            "wrap it in gymnasium.wrappers.TimeLimit; --eval-limit cuts the evaluator's episodes alone",
         )
 
     # ---- seeds and states
@@ -255,19 +238,17 @@ class Environment:
             at = next(number for number, (a, b) in enumerate(zip(one, same)) if _difference(a, b) is not None)
             when = "with the first observation" if at == 0 else f"at step {at:,}"
             self.tell(
-                Finding(
-                    "warning",
-                    "seeds",
-                    f"two with one seed and the same actions differ {when}, in {difference}: runs cannot be repeated",
-                    "call super().reset(seed=seed) in reset() and draw every number from self.np_random",
-                )
+                "warning",
+                "seeds",
+                f"two with one seed and the same actions differ {when}, in {difference}: runs cannot be repeated",
+                "call super().reset(seed=seed) in reset() and draw every number from self.np_random",
             )
             return
         steps = min(len(one), len(same)) - 1
         other = self._course(2)
         begins = _difference(one[0], other[0]) is None
         same_start = "; every seed begins with the same observation" if begins else ""
-        self.tell(Finding("ok", "seeds", f"one seed gives the same {steps:,} steps twice{same_start}"))
+        self.tell("ok", "seeds", f"one seed gives the same {steps:,} steps twice{same_start}")
 
     def _course(self, seed: int) -> list[Row]:
         raw = Raw(self.spec, seed)
@@ -289,7 +270,7 @@ class Environment:
             except NoState as reason:
                 self.measured["state"] = False
                 text, _, remedy = str(reason).rstrip(".").partition(": ")
-                self.tell(Finding("warning", "state", text, remedy or None))
+                self.tell("warning", "state", text, remedy or None)
                 return
             wanted = [one.step(action) for action in actions[BEFORE:]]
             other.reset()
@@ -298,20 +279,18 @@ class Environment:
                 if (what := _difference(expected, other.step(action))) is not None:
                     self.measured["state"] = False
                     self.tell(
-                        Finding(
-                            "fault",
-                            "state",
-                            f"one that was given the state of another goes on differently: step {number} differs in "
-                            f"{what}, and a resumed run would go on in other episodes than it was in",
-                            "let state_dict() and load_state_dict() hold everything that step() depends on",
-                        )
+                        "fault",
+                        "state",
+                        f"one that was given the state of another goes on differently: step {number} differs in "
+                        f"{what}, and a resumed run would go on in other episodes than it was in",
+                        "let state_dict() and load_state_dict() hold everything that step() depends on",
                     )
                     return
         finally:
             one.close()
             other.close()
         self.measured["state"] = True
-        self.tell(Finding("ok", "state", "can be saved in mid-episode: a resumed run goes on in its episodes"))
+        self.tell("ok", "state", "can be saved in mid-episode: a resumed run goes on in its episodes")
 
     # ---- speed
 
@@ -336,7 +315,7 @@ class Environment:
         self.measured |= {"steps_per_second": round(rate, 1), "waits": waits}
         how = f"{count} at once, resets included" if count > 1 else "one by one, resets included"
         idle = "; most of it waits for something else than this core" if waits else ""
-        self.tell(Finding("ok", "speed", f"{rate:,.0f} steps/s on one core ({how}){idle}"))
+        self.tell("ok", "speed", f"{rate:,.0f} steps/s on one core ({how}){idle}")
 
 
 # ---- helpers

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import textwrap
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from shoal.analysis.measures import packed
 
@@ -30,6 +30,12 @@ class Finding:
         wrapped = [line for part in told for line in textwrap.wrap(part, room, break_on_hyphens=False)]
         head = f"{self.level:{LEVEL}}{self.about:{ABOUT}}"
         return [head + wrapped[0], *(blank + line for line in wrapped[1:])]
+
+
+class Tell(Protocol):
+    """Who is told of findings, in their parts."""
+
+    def __call__(self, level: Level, about: str, text: str, remedy: str | None = None) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from shoal import config, envs, tree
 from shoal.acting import Stacker
-from shoal.diagnosis.environment import Doing, Tell
-from shoal.diagnosis.findings import Finding
+from shoal.diagnosis.environment import Doing
+from shoal.diagnosis.findings import Tell
 from shoal.envs import EnvSpec
 from shoal.errors import name_of
 from shoal.experiment.watching import learning_is_over, metrics_of, take_snapshot, user_error
@@ -67,12 +67,10 @@ def _act(policy: Any, cfg: Acting, env: EnvSpec, name: str, tell: Tell, measured
     measured |= {"parameters": parameters, "recurrent": recurrent, "act_seconds": min(times)}
     kind = "recurrent" if recurrent else "feed-forward"
     tell(
-        Finding(
-            "ok",
-            "network",
-            f"{name}, {kind}, {parameters:,} parameters; acts on {count} observations in {min(times) * 1e3:.2g} ms, "
-            f"actions {action.dtype} {list(action.shape)}",
-        )
+        "ok",
+        "network",
+        f"{name}, {kind}, {parameters:,} parameters; acts on {count} observations in {min(times) * 1e3:.2g} ms, "
+        f"actions {action.dtype} {list(action.shape)}",
     )
 
 
@@ -126,11 +124,7 @@ def _train(algorithm: Algorithm, cfg: Acting, env: EnvSpec, tell: Tell) -> bool:
                 run.wait(0.05)
             snapshot = take_snapshot(run, metrics, 0) or {"counts": {}, "values": {}}
     except RunFailed as failure:
-        tell(
-            Finding(
-                "fault", "learning", user_error(failure) or str(failure), "a run would end with this: correct it first"
-            )
-        )
+        tell("fault", "learning", user_error(failure) or str(failure), "a run would end with this: correct it first")
         return False
     return _judge(snapshot["counts"], snapshot["values"], watched, time.monotonic() - begin, tell)
 
@@ -141,38 +135,32 @@ def _judge(
     updates, refused = int(counts.get("learner_steps", 0)), int(counts.get("refused_updates", 0))
     if refused:
         tell(
-            Finding(
-                "fault",
-                "learning",
-                f"{refused} of {updates} updates were refused: loss or gradient were not finite",
-                "look for divisions, logarithms and square roots in the network that can be given 0",
-            )
+            "fault",
+            "learning",
+            f"{refused} of {updates} updates were refused: loss or gradient were not finite",
+            "look for divisions, logarithms and square roots in the network that can be given 0",
         )
         return False
     if updates < UPDATES:
         tell(
-            Finding(
-                "warning",
-                "learning",
-                f"only {updates} of {UPDATES} small updates were made in {seconds:.0f} s",
-                "expect slow training: make the network smaller or the environment faster, or give --device cuda",
-            )
+            "warning",
+            "learning",
+            f"only {updates} of {UPDATES} small updates were made in {seconds:.0f} s",
+            "expect slow training: make the network smaller or the environment faster, or give --device cuda",
         )
         return True
     losses = [f"{name} {value:.3g}" for name, value in values.items() if name.endswith("loss") and math.isfinite(value)]
     shapes = next((found.shapes() for found in watched if found.outputs), "")
     told = f"forward and backward in {updates} updates" + (f", outputs {shapes}" if shapes else "")
-    tell(Finding("ok", "learning", told + (f"; {', '.join(losses)}" if losses else "")))
+    tell("ok", "learning", told + (f"; {', '.join(losses)}" if losses else ""))
     unmoved = next((found.unmoved() for found in watched if found.outputs), [])
     if unmoved:
         named = ", ".join(unmoved[:3]) + (f" and {len(unmoved) - 3} more" if len(unmoved) > 3 else "")
         tell(
-            Finding(
-                "warning",
-                "learning",
-                f"{named} did not change in {updates} updates: no gradient comes there",
-                "leave out what is not used, or look for detach() and no_grad() on the way",
-            )
+            "warning",
+            "learning",
+            f"{named} did not change in {updates} updates: no gradient comes there",
+            "leave out what is not used, or look for detach() and no_grad() on the way",
         )
     return True
 

@@ -31,7 +31,7 @@ def examined(env: Any, algorithm: str | None = "impala", **values: Any) -> tuple
     """Here and not in a process of its own: the same findings, in less time."""
     findings: list[Finding] = []
     asked = Asked(algorithm, {"env": env, **values})
-    return findings, examine(asked, findings.append, lambda text: None, {})
+    return findings, examine(asked, lambda *parts: findings.append(Finding(*parts)), lambda text: None, {})
 
 
 def only(monkeypatch: pytest.MonkeyPatch) -> None:
