@@ -11,7 +11,7 @@ from shoal import tree
 from shoal.acting import PerEnvironment, Policy, Recorder, Sender
 from shoal.envs import EnvFault, Envs
 from shoal.envs.state import NoState
-from shoal.loops.loop import EXACT, LossReport, RowLoop
+from shoal.loops.loop import EXACT, Loop, LossReport
 from shoal.program import Future, Members, NodeDied, current, futures
 from shoal.replay import Pattern, Replay
 from shoal.retry import retry
@@ -24,6 +24,8 @@ from shoal.sync import process_ends, sign_of_life
 from shoal.types import Columns, Role
 from shoal.versions import NONE, updates_between
 
+BETWEEN_ROWS = 2.0  # seconds in which an actor comes to the end of a row, unless others hold it up
+HELD_UP = 0.1  # the same at the end of a run, when who has not ended by then waits for others that have
 LAST_ROWS = 2  # the first block has one row more than an actor's step, and what a row gave is told with the next
 LOOK = 1.0  # seconds between two looks at whether what was sent is still there
 
@@ -88,6 +90,78 @@ class EnvRunner:
         return more
 
 
+class RowLoop(Loop):
+    """A loop that steps environments: it can be asked for its state, which it has between two rows."""
+
+    in_checkpoints = True
+    restart = True  # it holds nothing that others need
+    spread = True  # over the machines of a cluster
+
+    def __init__(self, envs: Envs, metrics: Metrics) -> None:
+        super().__init__()
+        self._runner = EnvRunner(envs, metrics)
+        self._reporter = self._runner.report
+        self._leaving, self._open = False, 0  # open episodes that were counted as lost
+        self._members = current().members
+        self._asked = False
+        self._given: State | None = None
+
+    def regroup(self, members: Members) -> None:
+        """Others act beside this node now; it takes its new place with its next step."""
+        self._members = members
+
+    def leave(self) -> None:
+        """End after the present step, whose rows are not lost; open episodes are, and counted."""
+        self._leaving = True
+
+    def report(self) -> None:
+        """As of any loop; one that leaves, or did not get to the end of its step, counts what is lost with it."""
+        if self._leaving:
+            before, self._open = self._open, self._runner.envs.open_episodes()
+            self._reporter.count("lost_episodes", self._open - before)
+        super().report()
+
+    def state_dict(self, scope: Scope = "own") -> State | None:
+        """Its state between two rows; None when others hold it up for too long. All nodes together are asked while they
+        stand still."""
+        if self._ended or scope == "exact":
+            return self._row_state(scope)
+        with self._at_work:
+            patience = HELD_UP if self._finishing else BETWEEN_ROWS
+            self._asked, self._given = True, None
+            self._at_work.wait_for(lambda: self._given is not None, patience, "an actor's state")
+            self._asked = False
+            return self._given
+
+    def _between_rows(self) -> None:
+        """To be called where a row is complete."""
+        if self._asked:
+            with self._at_work:
+                self._asked, self._given = False, self._row_state("own")
+                self._at_work.notify_all()
+
+    def close(self) -> None:
+        self._runner.envs.close()
+
+    def _record(self, recorder: Recorder) -> bool:
+        """Act until a block is full; False when the run ends before."""
+        runner, complete = self._runner, False
+        while not complete:
+            if self._finishing:
+                return False
+            complete = recorder.result(runner.step(recorder.act(runner.observation)))
+            self._between_rows()
+        return True
+
+    def _recorded(self, recorder: Recorder) -> State:
+        """What the environments, the policy and its recorder hold."""
+        parts = {"recorder": recorder, "policy": recorder.policy, "environments": self._runner}
+        return {name: state_of(part) for name, part in parts.items() if has_state(part)}
+
+    def _row_state(self, scope: Scope) -> State:
+        raise NotImplementedError
+
+
 Stage = Literal["acting", "sending", "sent", "refreshing"]  # of an actor's step, between its waits
 
 
@@ -95,8 +169,6 @@ class ActorLoop(RowLoop):
     """Acts with its own copy of the policy. One step is one block of rows: act, write down, send, take new weights."""
 
     role = Role.ACTOR
-    restart = True  # an actor holds nothing that others need
-    spread = True  # over the machines of a cluster
 
     def __init__(
         self,
@@ -110,10 +182,8 @@ class ActorLoop(RowLoop):
         *,
         synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
     ) -> None:
-        super().__init__()
         seed = current().seed
-        self._runner = EnvRunner(make_envs(seed), metrics)
-        self._reporter = self._runner.report
+        super().__init__(make_envs(seed), metrics)
         policy, count = make_policy(seed + 1), self._runner.envs.count
         self._send = Sender(policy, replays, patterns, current().name, home=self._members.place)
         self._recorder = Recorder(policy, count, rows, self._ship, stacks=self._runner.envs.stacks)
@@ -155,19 +225,11 @@ class ActorLoop(RowLoop):
     def _act_block(self) -> bool:
         """Act until a block is full and sent; False when the run ends before."""
         self._take_place()
-        recorder, runner = self._recorder, self._runner
-        complete = False
-        while not complete:
-            if self._finishing:
-                return False
-            complete = recorder.result(runner.step(recorder.act(runner.observation)))
-            self._between_rows()
-        return True
+        return self._record(self._recorder)
 
     def _row_state(self, scope: Scope) -> State:
         """What the environments, the policy and its recorder hold; for all nodes together, what is on its way too."""
-        parts = {"recorder": self._recorder, "policy": self._recorder.policy, "environments": self._runner}
-        state = {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        state = self._recorded(self._recorder)
         if scope == "own":
             return state
         exact = {"stage": self._stage, "sender": self._send.state_dict(), "reporter": self._reporter.state_dict()}
@@ -190,12 +252,6 @@ class ActorLoop(RowLoop):
         recorder.begin_stream()
         if (found := retry(lambda: self._weights.newer(NONE))) is not None:
             recorder.load(*found)
-
-    def _open_episodes(self) -> int:
-        return self._runner.envs.open_episodes()
-
-    def close(self) -> None:
-        self._runner.envs.close()
 
     def _ship(self, block: Columns) -> None:
         self._stage = "sending"
@@ -246,15 +302,11 @@ class RemoteActorLoop(RowLoop):
     """Owns no network: sends observations to the inference server and does what it answers."""
 
     role = Role.ACTOR
-    restart = True
-    spread = True
 
     def __init__(
         self, make_envs: Callable[[int], Envs], rows: int, servers: Sequence[InferenceServer], metrics: Metrics
     ) -> None:
-        super().__init__()
-        self._runner = EnvRunner(make_envs(current().seed), metrics)
-        self._reporter = self._runner.report
+        super().__init__(make_envs(current().seed), metrics)
         self._inference = servers[self._members.place % len(servers)]
         self._rows = rows
         self._outcome: Step | None = None
@@ -278,9 +330,3 @@ class RemoteActorLoop(RowLoop):
 
     def _row_state(self, scope: Scope) -> State:
         return {"environments": self._runner.state_dict()}
-
-    def _open_episodes(self) -> int:
-        return self._runner.envs.open_episodes()
-
-    def close(self) -> None:
-        self._runner.envs.close()

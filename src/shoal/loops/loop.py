@@ -7,14 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from shoal.envs import Envs
-from shoal.program import Members, current
 from shoal.services.metrics import Reporter
-from shoal.state import Scope, State
 from shoal.sync import Condition
 
-BETWEEN_ROWS = 2.0  # seconds in which an actor comes to the end of a row, unless others hold it up
 TOLD_LOSSES = 5  # of a node's environments, word by word; all are counted
-HELD_UP = 0.1  # the same at the end of a run, when who has not ended by then waits for others that have
 
 
 class Loop:
@@ -82,56 +78,3 @@ class LossReport:
             if self._told < TOLD_LOSSES:
                 self._told += 1
                 self._report.note(loss)
-
-
-class RowLoop(Loop):
-    """A loop that steps environments: it can be asked for its state, which it has between two rows."""
-
-    in_checkpoints = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._leaving, self._open = False, 0  # open episodes that were counted as lost
-        self._members = current().members
-        self._asked = False
-        self._given: State | None = None
-
-    def regroup(self, members: Members) -> None:
-        """Others act beside this node now; it takes its new place with its next step."""
-        self._members = members
-
-    def leave(self) -> None:
-        """End after the present step, whose rows are not lost; open episodes are, and counted."""
-        self._leaving = True
-
-    def report(self) -> None:
-        """As of any loop; one that leaves, or did not get to the end of its step, counts what is lost with it."""
-        if self._leaving:
-            before, self._open = self._open, self._open_episodes()
-            self._reporter.count("lost_episodes", self._open - before)
-        super().report()
-
-    def state_dict(self, scope: Scope = "own") -> State | None:
-        """Its state between two rows; None when others hold it up for too long. All nodes together are asked while they
-        stand still."""
-        if self._ended or scope == "exact":
-            return self._row_state(scope)
-        with self._at_work:
-            patience = HELD_UP if self._finishing else BETWEEN_ROWS
-            self._asked, self._given = True, None
-            self._at_work.wait_for(lambda: self._given is not None, patience, "an actor's state")
-            self._asked = False
-            return self._given
-
-    def _between_rows(self) -> None:
-        """To be called where a row is complete."""
-        if self._asked:
-            with self._at_work:
-                self._asked, self._given = False, self._row_state("own")
-                self._at_work.notify_all()
-
-    def _open_episodes(self) -> int:
-        raise NotImplementedError
-
-    def _row_state(self, scope: Scope) -> State:
-        raise NotImplementedError

@@ -14,10 +14,10 @@ from shoal.acting import Policy, Recorder
 from shoal.batches import Batch, to_batch
 from shoal.envs import Envs
 from shoal.learning import Update
-from shoal.loops.actor import EnvRunner
+from shoal.loops.actor import RowLoop
 from shoal.loops.keeper import Keeper
 from shoal.loops.learner import MAX_REFUSED, NonFinite
-from shoal.loops.loop import EXACT, Loop, RowLoop
+from shoal.loops.loop import EXACT, Loop
 from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_buffers, export_weights, import_buffers, import_weights
 from shoal.program import Background, NodeDied, current, futures
@@ -57,9 +57,7 @@ class Worker(Protocol):
 class WorkerLoop(RowLoop):
     """One step is one block of rows: act, learn from them, go on with the weights that come back."""
 
-    role = Role.WORKER
-    restart = True  # with a worker only the gradient it was working on is lost
-    spread = True
+    role = Role.WORKER  # with a worker only the gradient it was working on is lost
 
     def __init__(
         self,
@@ -73,11 +71,9 @@ class WorkerLoop(RowLoop):
         device: str = "cpu",
         frozen: str | None = None,  # patterns of parameters that stay as they are
     ) -> None:
-        super().__init__()
         seed = current().seed
+        super().__init__(make_envs(seed), metrics)
         self._observation_space, self._device = observation_space, device
-        self._runner = EnvRunner(make_envs(seed), metrics)
-        self._reporter = self._runner.report
         self._worker = make_worker(seed + 1, servers)
         if frozen is not None:  # they are the service's too, and get a gradient of zeros
             freeze(self._worker.network, frozen)
@@ -91,24 +87,16 @@ class WorkerLoop(RowLoop):
         self._runner.report.lap("starting")
 
     def step(self) -> bool:
-        recorder, runner = self._recorder, self._runner
-        complete = False
-        if self._leaving:
+        if self._leaving or not self._record(self._recorder):
             return self._end()
-        while not complete:
-            if self._finishing:
-                return self._end()
-            complete = recorder.result(runner.step(recorder.act(runner.observation)))
-            self._between_rows()
-        if not runner.end_of_block() or self._worker.finished():
+        if not self._runner.end_of_block() or self._worker.finished():
             return self._end()
         return True
 
     def _row_state(self, scope: Scope) -> State:
         """Where its environments stand and what its policy holds. The parameters are the service's; what it has of them
         is of use to all nodes together."""
-        parts = {"recorder": self._recorder, "policy": self._worker.policy, "environments": self._runner}
-        state = {name: state_of(part) for name, part in parts.items() if has_state(part)}
+        state = self._recorded(self._recorder)
         if scope == "own":
             return state
         exact: State = {"reporter": self._reporter.state_dict()}
@@ -126,12 +114,6 @@ class WorkerLoop(RowLoop):
             self._reporter.load_state_dict(exact["reporter"])
             if "worker" in exact:
                 load_state(self._worker, as_tensors(exact["worker"]))
-
-    def _open_episodes(self) -> int:
-        return self._runner.envs.open_episodes()
-
-    def close(self) -> None:
-        self._runner.envs.close()
 
     def _learn(self, block: Columns) -> None:
         """As a batch of the replay has them: the block's rows, one more for the observation that follows them, and the
