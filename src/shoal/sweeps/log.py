@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.checkpoints.own_files import Replacing
 from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
 from shoal.experiment.resuming import finished
@@ -118,10 +119,5 @@ def _is_ours(name: str) -> bool:
 
 def write_whole(path: Path, text: str) -> None:
     """Complete or absent."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with Replacing(path) as file:
+        file.write(text.encode())

@@ -59,7 +59,7 @@ def _why(trial: Trial) -> str:
     return said[-1] if said else ""
 
 
-def lines(sweep: Sweep, found: Table, most: int = 20) -> list[str]:
+def lines(found: Table, most: int = 20) -> list[str]:
     """The table as text."""
     names = [name for name in found if name != "why"]
     count = len(found["trial"]) if found else 0

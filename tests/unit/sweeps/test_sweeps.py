@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from shoal.arguments.config_files import load
+from shoal.checkpoints import own_files
 from shoal.cli.commands.sweep import headline
 from shoal.cli.main import main
 from shoal.errors import UserError
@@ -332,15 +333,24 @@ def test_when_a_sweep_is_ended_its_runs_are_ended_in_order(
 def test_a_full_disk_ends_a_sweep_with_a_sentence_and_the_same_call_goes_on(
     full: str, tmp_path: Path, fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Path.open
+    opened, replaced = Path.open, own_files.open_own
+
+    def check(path: Path) -> None:
+        if path.name.startswith(full):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     def on_full_disk(self: Path, *arguments: Any, **options: Any) -> Any:
-        if self.name.startswith(full) and arguments != ("r",) and options.get("mode") != "r":
-            raise OSError(errno.ENOSPC, "No space left on device")
+        if arguments != ("r",) and options.get("mode") != "r":
+            check(self)
         return opened(self, *arguments, **options)
+
+    def replaced_on_full_disk(path: Path, flags: int) -> int:
+        check(path)
+        return replaced(path, flags)
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", on_full_disk)
+        patched.setattr(own_files, "open_own", replaced_on_full_disk)
         with pytest.raises(
             UserError, match=r"cannot go on \(No space left on device\): when that is put right, the same"
         ):
@@ -489,7 +499,7 @@ def test_seconds_are_minimized_and_a_run_without_a_number_is_no_result(tmp_path:
     assert best.number == 2
     assert report.state_of(made, log.trials[1]) == "done, without a number"
     assert report.results(made, log)["trial"] == [2, 0, 1], "the best first"
-    assert "–" in "\n".join(report.lines(made, report.results(made, log)))
+    assert "–" in "\n".join(report.lines(report.results(made, log)))
 
 
 def test_the_file_of_the_docs_is_a_sweep(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.commands.common import ERROR, OK, Commands, parse, print_json
@@ -39,27 +38,16 @@ def run(words: Sequence[str]) -> int:
     if len(words) != 1:
         raise UserError("shoal sweep needs one file: shoal sweep sweep.toml [OPTIONS]; see shoal sweep --help.")
     from shoal.sweeps import report
-    from shoal.sweeps.running import Runner
-    from shoal.sweeps.spec import read_sweep
+    from shoal.sweeps.running import sweep
 
     given = {name: getattr(options, name) for name in ("folder", "trials", "parallel")}
-    sweep = read_sweep(Path(words[0]), {name: value for name, value in given.items() if value is not None})
-    runner = Runner(sweep, Lines() if options.json or not sys.stdout.isatty() else Live())
-    runner.run()
-    found = report.results(sweep, runner.log)
-    print("\n".join(report.lines(sweep, found)), file=sys.stderr if options.json else sys.stdout, flush=True)
-    best = report.best_trial(sweep, runner.log)
+    display = Lines() if options.json or not sys.stdout.isatty() else Live()
+    found = sweep(words[0], display=display, **{name: value for name, value in given.items() if value is not None})
+    print("\n".join(report.lines(found.trials)), file=sys.stderr if options.json else sys.stdout, flush=True)
     if options.json:
-        print_json(
-            {
-                "folder": str(sweep.folder),
-                "best_parameters": None if best is None else best.parameters,
-                "best_value": None if best is None else report.value_of(sweep, best),
-                "importance": report.importance(sweep, runner.log),
-                "trials": [dict(zip(found, row)) for row in zip(*found.values())],
-            }
-        )
-    return OK if best is not None else ERROR
+        rows = [dict(zip(found.trials, row)) for row in zip(*found.trials.values())]
+        print_json({**vars(found), "trials": rows})
+    return OK if found.best_value is not None else ERROR
 
 
 def table_rows(runner: Runner) -> list[list[str]]:
@@ -115,7 +103,6 @@ class Live(Lines):
 
         self._console = Console()
         self._live = RichLive(console=self._console, auto_refresh=False, transient=True)
-        self._live.start()
         self._ticks = 0
 
     def note(self, text: str) -> None:
@@ -129,6 +116,7 @@ class Live(Lines):
         self._ticks += 1
         if self._ticks % 4 == 1:
             lines: list[Any] = [headline(runner), *aligned(table_rows(runner))]
+            self._live.start()  # at the first: what is wrong with the sweep's file is told before
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def end(self) -> None:
