@@ -121,7 +121,11 @@ def _vector_of_registered(
     limit: int | None,
 ) -> VectorEnvLike:
     if atari.is_atari(registered):
-        return _vector_of_atari(name, registered, count, options, vectorizer, limit)
+        check_options(name, atari.Protocol, options, beside=("reward_clipping",))
+        protocol, game = atari.protocol_of(registered, options, limit), registered.kwargs["game"]
+        if vectorizer == "native" or (vectorizer == "auto" and protocol.render_mode is None):
+            return atari.NativeGames(game, count, protocol)
+        return _one_by_one([partial(_atari_game, game, protocol)] * count, name, vectorizer, None)
     check_options(name, _maker(registered), options, beside=(*OF_GYMNASIUM, *_vector_options(registered)))
     if vectorizer in ("auto", "native") and registered.vector_entry_point is not None:
         native = _native(registered, count, options, insist=vectorizer == "native")
@@ -134,21 +138,6 @@ def _vector_of_registered(
     # Our own checks take the place of Gymnasium's checker, which costs time at every step.
     make_one = partial(_make_registered, registered, {"disable_env_checker": True} | options)
     return _one_by_one([make_one] * count, name, vectorizer, limit)
-
-
-def _vector_of_atari(
-    name: str,
-    registered: registration.EnvSpec,
-    count: int,
-    options: dict[str, Any],
-    vectorizer: Vectorizer,
-    limit: int | None,
-) -> VectorEnvLike:
-    check_options(name, atari.Protocol, options, beside=("reward_clipping",))
-    protocol, game = atari.protocol_of(registered, options, limit), registered.kwargs["game"]
-    if vectorizer == "native" or (vectorizer == "auto" and protocol.render_mode is None):
-        return atari.NativeGames(game, count, protocol)
-    return _one_by_one([partial(_atari_game, game, protocol)] * count, name, vectorizer, None)
 
 
 def _atari_game(game: str, protocol: atari.Protocol) -> gymnasium.Env[Any, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from shoal.envs.tasks.single import Single
 from shoal.types import Array
 
 
@@ -61,20 +61,8 @@ class RecallVector(VectorEnv[Any, Any, Any]):
         return observation
 
 
-class Recall(gymnasium.Env[Array, Any]):
+class Recall(Single):
     """The same task as a single environment."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium reads it from the class
-
     def __init__(self, cues: int = 4, delay: int = 30) -> None:
-        self._vector = RecallVector(1, cues, delay)
-        self.observation_space = self._vector.single_observation_space
-        self.action_space = self._vector.single_action_space
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._vector.reset(seed=seed)[0][0], {}
-
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = self._vector.step(np.array([action]))
-        return observation[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        super().__init__(RecallVector(1, cues, delay))
