@@ -1,7 +1,7 @@
 """Batches as learners see them: tensors on the learner's device, observations nested as their space.
 
 Beside the columns that are stored, a batch of time slices has "state", the recurrent state from before its first row,
-and "first", which says where episodes begin: the one place where that is worked out.
+and "first", which says where episodes begin. (Sequences of R2D2 end with their episode: its page says which begin one.)
 """
 
 from __future__ import annotations

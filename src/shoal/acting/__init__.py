@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.acting.player import Player, act_together
+from shoal.acting.player import Player, Stacker, act_together
 from shoal.acting.policy import FirstPriorities, GivesPriorities, PerEnvironment, Policy
 from shoal.acting.recorder import Recorder
 from shoal.acting.sender import Sender
-from shoal.acting.stacking import Stacker
 
 __all__ = [
     "FirstPriorities",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from shoal.functional.arrays import Random, uniform
 from shoal.functional.exploration import gaussian_noise
 from shoal.nets.control import ControlNetworks
 
+Networks = TypeVar("Networks", bound=ControlNetworks)
 
-class ControlPolicy(ExploringPolicy[ControlNetworks]):
+
+class ControlPolicy(ExploringPolicy[Networks]):
     """What policies of an actor and a critic share.
 
     With a law for priorities it records what the critic thinks of the action taken and of the actor's own: with that,
@@ -26,13 +28,13 @@ class ControlPolicy(ExploringPolicy[ControlNetworks]):
 
     def __init__(
         self,
-        networks: ControlNetworks,
+        networks: Networks,
         seed: int,
         *,
-        greedy: bool,
-        priorities: PriorityLaw | None,
-        random_rows: int,  # of uniform actions, before it acts by its actor
-        device: str,
+        greedy: bool = False,
+        priorities: PriorityLaw | None = None,
+        random_rows: int = 0,  # of uniform actions, before it acts by its actor
+        device: str = "cpu",
         ladder: Exploration | None = None,  # deviations of the environments of a run
     ) -> None:
         law = priorities_by(priorities, VALUES, ("q", "next_value", "reward", "discount"), VALUES)
@@ -68,7 +70,7 @@ class ControlPolicy(ExploringPolicy[ControlNetworks]):
         return action, {}, {"q": q, "value": value if bonus is None else value + bonus}
 
 
-class DeterministicPolicy(ControlPolicy):
+class DeterministicPolicy(ControlPolicy[ControlNetworks]):
     """Acts as the actor says, or with noise of each environment's own deviation, in units of half the action range."""
 
     def __init__(
@@ -81,8 +83,15 @@ class DeterministicPolicy(ControlPolicy):
         random_rows: int = 0,
         device: str = "cpu",
     ) -> None:
-        options: dict[str, Any] = {"priorities": priorities, "random_rows": random_rows, "device": device}
-        super().__init__(networks, seed, greedy=noise is None, ladder=noise, **options)
+        super().__init__(
+            networks,
+            seed,
+            greedy=noise is None,
+            priorities=priorities,
+            random_rows=random_rows,
+            device=device,
+            ladder=noise,
+        )
 
     def greedy(self, observation: Any, state: State) -> Choice:
         return self.preferred(self.network.actor(observation), state)

@@ -7,30 +7,14 @@ from typing import Any
 import torch
 
 from shoal.acting.deterministic import ControlPolicy
-from shoal.acting.network_policy import PriorityLaw
 from shoal.acting.policy import Acted, Choice, State
 from shoal.functional.arrays import Random, normal
 from shoal.functional.squashed import squashed_gaussian
 from shoal.nets.control import TemperedNetworks
 
 
-class SquashedGaussianPolicy(ControlPolicy):
+class SquashedGaussianPolicy(ControlPolicy[TemperedNetworks]):
     """The value it records of its own action is the soft one: with the entropy that the temperature adds."""
-
-    network: TemperedNetworks
-
-    def __init__(
-        self,
-        networks: TemperedNetworks,
-        seed: int,
-        *,
-        greedy: bool = False,
-        priorities: PriorityLaw | None = None,
-        random_rows: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        options: dict[str, Any] = {"priorities": priorities, "random_rows": random_rows, "device": device}
-        super().__init__(networks, seed, greedy=greedy, **options)
 
     def greedy(self, observation: Any, state: State) -> Choice:
         mean, _ = self.network.actor(observation)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.checkpoints.errors import CheckpointFailed, DamagedCheckpoint
 from shoal.checkpoints.lock import RunLock
-from shoal.checkpoints.store import Checkpoint, Checkpoints
+from shoal.checkpoints.state_files import DamagedCheckpoint
+from shoal.checkpoints.store import Checkpoint, CheckpointFailed, Checkpoints
 
 __all__ = [
     "Checkpoint",

@@ -25,13 +25,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.checkpoints.errors import DamagedCheckpoint
+from shoal.errors import UserError
 
 TENSORS, REST = ".safetensors", ".json"  # what the two files of a state end with
 DEEPEST = 64  # levels of nesting
 _LARGEST_JSON = 256 << 20  # bytes: such a file is read as a whole
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _SAVED = "tensors, arrays, numbers, strings, bytes, None, lists, tuples and dicts can be saved"
+
+
+class DamagedCheckpoint(UserError):
+    """A file is not what was written, or not a checkpoint at all: nothing of it was used."""
 
 
 def plain(path: Path) -> Path:

@@ -19,8 +19,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from shoal.checkpoints.errors import CheckpointFailed, DamagedCheckpoint
-from shoal.checkpoints.state_files import plain, read_state, write_state
+from shoal.checkpoints.state_files import DamagedCheckpoint, plain, read_state, write_state
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -29,6 +28,10 @@ _SAVING, _REMOVING = ".saving-", ".removing-"
 _NAME = re.compile(r"(best-)?(\d{6,12})")
 _PART = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 _BLOCK = 1 << 20
+
+
+class CheckpointFailed(Exception):
+    """A checkpoint could not be written; those that were there are as they were, and training can go on."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoints import CheckpointFailed, Checkpoints
-from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS
+from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS, done
 from shoal.experiment.exact import EXACT, Moment, for_others
 from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
 from shoal.program import Future, Handle, NodeDied, Program, futures, offers
@@ -101,7 +101,7 @@ class Checkpointer:
                 self._save_moment(self._moment, best, describe)
         elif self._calls:
             self._looks += 1
-            waiting = [name for name, call in self._calls.items() if not _done(call)]
+            waiting = [name for name, call in self._calls.items() if not done(call)]
             most = SAVING_LOOKS if any(name in self._replays for name in waiting) else LOOKS
             if not waiting or (self._looks >= most and not self._needed.intersection(waiting)):
                 self._gather(now)
@@ -207,7 +207,7 @@ class Checkpointer:
         states = ask(calls)
         for _ in range(SAVING_ROUNDS):  # tables may take longer than `ask` waits
             saving = {node: calls[node] for node in self._replays if node in calls and node not in states}
-            if all(_done(call) for call in saving.values()):
+            if all(done(call) for call in saving.values()):
                 break
             states |= ask(saving)
         if LEARNER.name in asked_for(self._program) and states.get(LEARNER.name) is None:
@@ -220,7 +220,7 @@ class Checkpointer:
     def _replays_saved(self, states: States, calls: Mapping[str, Future]) -> bool:
         """Whether all replays have saved their tables: a checkpoint is complete or absent."""
         saved = {node: states.pop(node, None) is not None for node in self._replays}
-        for node in (node for node, done in saved.items() if not done):
+        for node in (node for node, there in saved.items() if not there):
             why = _why_not(calls.get(node))
             self._failure = f"the checkpoint {self._tag} could not be written: {node} has not saved its tables ({why})"
         for node in (node for node in saved if saved[node]):
@@ -322,13 +322,6 @@ def _results(calls: Mapping[str, Future]) -> States:
         except Exception:
             continue  # it was lost, and is the supervisor's to judge
     return found
-
-
-def _done(call: Future) -> bool:
-    try:
-        return call.done()
-    except Exception:
-        return True
 
 
 def _why_not(call: Future | None) -> str:

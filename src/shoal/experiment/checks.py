@@ -48,7 +48,7 @@ def prepare(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions
     if isinstance(cfg, Learning):
         check_device("device", cfg.device)
     if options.runtime != "ray":  # there nodes may be on other machines, and on larger ones
-        _check_memory(cfg, env, options)
+        _check_memory(cfg, env)
         if isinstance(cfg, Learning) and cfg.precision == "bfloat16" and "cpu" in (cfg.device, cfg.acting_device):
             _check_bfloat16()
     if cfg.frame_stack > 1 and not env.stacks:
@@ -86,11 +86,11 @@ def _check_bfloat16() -> None:
         )
 
 
-def _check_memory(cfg: Acting, env: EnvSpec, options: RunOptions) -> None:
+def _check_memory(cfg: Acting, env: EnvSpec) -> None:
     """What cannot fit would end the machine's work and not only the run. Estimated from below, and without what the
     libraries take."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needs = memory_needs(cfg, env, options)
+    needs = memory_needs(cfg, env)
     if sum(needs.values()) <= there:
         return
     field = max(needs, key=lambda name: needs[name])
@@ -105,7 +105,7 @@ def _check_memory(cfg: Acting, env: EnvSpec, options: RunOptions) -> None:
     raise UserError(f"{option} needs at least {needs[field] / 1e9:,.0f} GB of memory, and {has}: give less.")
 
 
-def memory_needs(cfg: Acting, env: EnvSpec, options: RunOptions) -> dict[str, float]:
+def memory_needs(cfg: Acting, env: EnvSpec) -> dict[str, float]:
     """Bytes, by the option that decides most about them."""
     environments = cfg.actors * cfg.envs_per_actor
     copies = PARAMETER_COPIES * (cfg.learners if isinstance(cfg, Learning) else 1) + cfg.actors

@@ -100,7 +100,7 @@ class Ending:
                 if self._all_wait(left):
                     break
                 quiet = 0.0
-        alive = [name for name, call in asked.items() if _done(call)]
+        alive = [name for name, call in asked.items() if done(call)]
         reports = self._ask_all("report", alive)
         self.silent = sorted({*self._loops} - {name for name, _ in self._answers(reports, REPORTS)})
 
@@ -168,7 +168,7 @@ class Ending:
         """Those that come within `seconds`; an error is none."""
         left, answers, passed = dict(calls), [], 0.0
         while True:
-            for name in [name for name, call in left.items() if _done(call)]:
+            for name in [name for name, call in left.items() if done(call)]:
                 try:
                     answers.append((name, left.pop(name).result()))
                 except Exception:
@@ -182,7 +182,8 @@ class Ending:
                 said = None
 
 
-def _done(call: Future) -> bool:
+def done(call: Future) -> bool:
+    """Whether its answer is there, or an error."""
     try:
         return call.done()
     except Exception:

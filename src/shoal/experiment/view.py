@@ -66,7 +66,7 @@ class Quiet:
         pass
 
 
-class Lines:
+class Lines(Quiet):
     """A line every two seconds, in a long run every minute."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -86,9 +86,6 @@ class Lines:
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
-
-    def end(self) -> None:
-        pass
 
 
 class Live:

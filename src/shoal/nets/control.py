@@ -27,14 +27,13 @@ from shoal.nets import user_module
 from shoal.nets.building import Spaces
 from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
-from shoal.nets.heads import orthogonal
+from shoal.nets.heads import LOG_STD_RANGE, orthogonal
 from shoal.nets.images import compute_in, precision_of
 from shoal.nets.user import zeros
 from shoal.options import ActorAndCritics
 
 CriticKind = Literal["scalar", "categorical", "quantile"]
 HEAD_GAIN = 0.01  # actions begin in the middle of their bounds, values near 0
-LOG_STD_RANGE = (-5.0, 2.0)  # of a Gaussian actor
 
 
 class ActionUnits(nn.Module):

@@ -132,7 +132,7 @@ class LogProbabilities(nn.Module):
         self.policy, self.actions = policy, actions
 
     def forward(self, observation: Any) -> Tensor:
-        leaf: Tensor = next(iter(tree.flatten(observation, "observation").values()))
+        leaf: Tensor = tree.leaf(observation)
         none = torch.zeros_like(leaf if leaf.dim() == 1 else leaf.flatten(1)[:, 0], dtype=torch.int64)
         answers = [self.policy(observation, none + action) for action in range(self.actions)]
         for answer in answers:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
+from shoal import tree
 from shoal.acting import PerEnvironment, Player, Policy
 from shoal.acting.policy import LAST_REWARD
 from shoal.config import Seed, replace, validate
@@ -124,7 +125,7 @@ class TrainedPolicy:
         batch, single = self._observations.take(observation)
         policy = self._exploring if explore else self.greedy
         if not self._remembers:
-            first = np.ones(_size(batch), np.bool_)
+            first = np.ones(len(tree.leaf(batch)), np.bool_)
             if explore:
                 self._spread(len(first))
             action, _, _ = policy.act(batch, {}, first)
@@ -156,7 +157,7 @@ class TrainedPolicy:
         return other
 
     def _remembering(self, policy: Policy, batch: Any, reward: npt.ArrayLike | None, explore: bool) -> Array:
-        count, player = _size(batch), self._player
+        count, player = len(tree.leaf(batch)), self._player
         if player is None:
             player = self._player = Player(policy, count, self._stacks)
         elif player.count != count:
@@ -236,9 +237,3 @@ def _begin_with_what_was_learned(policy: Any) -> None:
     state = policy.state_dict() if hasattr(policy, "state_dict") else {}
     if state.get(RANDOM_ROWS):
         policy.load_state_dict({**state, RANDOM_ROWS: 0})
-
-
-def _size(batch: Any) -> int:
-    while not isinstance(batch, np.ndarray):
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch)

@@ -34,10 +34,10 @@ from shoal.checkpoints.lock import LOCK
 from shoal.checkpoints.own_files import Replacing
 from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
-from shoal.runs import metrics_file
+from shoal.runs import metrics_file, tables
 from shoal.types import Arrays
 
-CONFIG, METRICS, WEIGHTS = "config.json", metrics_file.METRICS, "weights.npz"
+CONFIG, METRICS, WEIGHTS = "config.json", tables.METRICS, "weights.npz"
 SUMMARY, CURVE = "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
 TUPLE = "()"  # {"()": [1, 2]} in config.json is the tuple (1, 2)
@@ -143,11 +143,13 @@ class RunDirectory:
         self._write_json(SUMMARY, summary)
 
     def close(self) -> None:
-        self._close_metrics()
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
 
     def discard(self) -> None:
         """Remove what this run has written: it did not even start."""
-        self._close_metrics()
+        self.close()
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
         for name in (CONFIG, METRICS, LOCK):
             (self.path / name).unlink(missing_ok=True)
@@ -162,11 +164,6 @@ class RunDirectory:
                 file.write((json.dumps(_finite(record), indent=2, default=str) + "\n").encode())
         except OSError as error:
             self._warn(f"{self.path}: {name} could not be written ({error.strerror})")
-
-    def _close_metrics(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
 
 
 def _left_by_a_kill(file: Path) -> bool:
@@ -290,15 +287,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any] | None]:
         raise UserError(f"{path / METRICS} cannot be read ({error.strerror}): is {path} a run directory?") from None
     except ValueError:
         raise UserError(f"{path / METRICS} is damaged: it is no text.") from None
-    return [parse_row(line) for line in text.splitlines()]
-
-
-def parse_row(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+    return [tables.parse_row(line) for line in text.splitlines()]
 
 
 def _finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from shoal.checkpoints.own_files import Replacing
 from shoal.checkpoints.state_files import plain
 from shoal.errors import UserError
 from shoal.runs import directory
-from shoal.runs.tables import flat, is_number, latest
+from shoal.runs.tables import flat, is_number, latest, parse_row
 
 COUNTED = ("env_steps", "trained_steps", "refused_updates")  # of a summary, by their names among the metrics
 
@@ -75,7 +75,7 @@ class EndedWeights:
                 lines = file.read(size).decode(errors="replace").splitlines()
         except OSError:
             return []
-        return [row for row in map(directory.parse_row, lines) if row is not None]
+        return [row for row in map(parse_row, lines) if row is not None]
 
 
 def read(run: Path) -> EndedWeights | None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoints.own_files import open_own
+from shoal.runs.tables import METRICS, parse_row
 
-METRICS, CUT = "metrics.jsonl", "metrics.cut.jsonl"
+CUT = "metrics.cut.jsonl"
 
 
 class MetricsFile:
@@ -43,7 +44,7 @@ class MetricsFile:
                 "what is missing is missing in curves"
             )
         kept = self._read(0, min(offset, size))
-        if damaged := sum(not _is_row(line) for line in kept.splitlines()):
+        if damaged := sum(parse_row(line) is None for line in kept.splitlines()):
             told.append(f"{self._run / METRICS} is damaged: rows that cannot be read, and stay as they are: {damaged}")
         if size > offset:
             after = self._read(offset, size)
@@ -78,10 +79,3 @@ class MetricsFile:
 def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def _is_row(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False

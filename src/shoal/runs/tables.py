@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from shoal.errors import UserError
 
+METRICS = "metrics.jsonl"  # the file of a run's rows
 NOT_KNOWN = math.nan  # in a row that has no such value
 LARGEST = 1e300  # a number in a file that is taken for one
 TAIL = 1 << 16  # bytes of metrics that are read to see how a run stands
@@ -72,24 +73,29 @@ def _parts(parts: Any) -> Iterable[tuple[str, Any]]:
     return parts.items() if isinstance(parts, Mapping) else ()
 
 
+def parse_row(line: str | bytes) -> dict[str, Any] | None:
+    """None where it is no row: cut short, or damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def latest(run: Path) -> dict[str, dict[str, Any]]:
     """The last row of each kind among the newest of a run's metrics, also while it goes on."""
-    if not (run / "metrics.jsonl").is_file():  # a pipe would be waited for
+    if not (run / METRICS).is_file():  # a pipe would be waited for
         return {}
     try:
-        with (run / "metrics.jsonl").open("rb") as file:
+        with (run / METRICS).open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - TAIL))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return {}
     found: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # cut short, at either end
-        if isinstance(row, dict) and isinstance(row.get("kind"), str):
+    for row in map(parse_row, lines):
+        if row is not None and isinstance(row.get("kind"), str):  # lines are cut short at either end
             found[row["kind"]] = row
     return found
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.checkpoints.errors import DamagedCheckpoint
+from shoal.checkpoints import DamagedCheckpoint
 from shoal.checkpoints.state_files import DEEPEST, read_state, write_state
 
 

@@ -47,7 +47,7 @@ def test_what_cannot_fit_into_memory_is_refused_by_its_option(page: Any, given: 
 @pytest.mark.parametrize("page", [impala, ppo, r2d2, apex_dqn])
 def test_defaults_fit(page: Any) -> None:
     cfg = page.Config(env="CartPole-v1")
-    assert sum(memory_needs(cfg, describe_env(cfg), RunOptions()).values()) < 2e9
+    assert sum(memory_needs(cfg, describe_env(cfg)).values()) < 2e9
 
 
 def test_a_device_without_memory_cannot_be_learned_on() -> None:
@@ -70,7 +70,7 @@ def test_memory_is_counted_by_copies_of_parameters_rows_and_items() -> None:
     cfg = impala.Config(env="CartPole-v1", hidden=(10, 20), learners=2, actors=3, preset="none")
     cfg = replace(cfg, envs_per_actor=8, unroll=5, queue=100)
     env = describe_env(cfg)
-    needs = memory_needs(cfg, env, RunOptions())
+    needs = memory_needs(cfg, env)
     row = env.observation_bytes
     copies = 4 * 2 + 3  # of a learner four: values, gradients, two moments
     assert needs["hidden"] == 4 * copies * (1 * 10 + 10 * 20)
@@ -87,7 +87,7 @@ def test_the_capacity_that_is_suggested_takes_half_of_the_memory(monkeypatch: py
 
 def test_needs_that_fit_one_by_one_and_not_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = impala.Config(env="CartPole-v1", preset="none")
-    needs = sorted(memory_needs(cfg, describe_env(cfg), RunOptions()).values())
+    needs = sorted(memory_needs(cfg, describe_env(cfg)).values())
     pages = int(sum(needs) - needs[0] / 2) if needs[0] else int(sum(needs) - 1)
     assert pages > needs[-1]
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": pages}.__getitem__)

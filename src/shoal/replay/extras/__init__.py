@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from . import columns
 from .extensions import Extension
-from .heaps import MaxHeap, MinHeap
-from .lifo import Lifo, stack
+from .orders import Lifo, MaxHeap, MinHeap, stack
 
 __all__ = ["Extension", "Lifo", "MaxHeap", "MinHeap", "columns", "stack"]
