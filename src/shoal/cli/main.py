@@ -37,6 +37,7 @@ Train
   train --config FILE.toml   the same, with options in a file
   doctor --env ENV           examine your environment and network before that
   resume RUN                 go on with a run that was interrupted or killed
+  scale RUN actors=N         more or fewer actors for a run that goes on
   sweep FILE.toml            try values of options, over seeds
   algorithms                 what can be trained with
 

@@ -75,7 +75,7 @@ def test_an_actor_writes_to_the_shard_of_its_own_place_among_the_actors(
     index: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replays = [make_replay() for _ in range(3)]
-    monkeypatch.setattr("shoal.loops.loop.current", lambda: Context("actor", members=Members(index, 5)))
+    monkeypatch.setattr("shoal.loops.actor.current", lambda: Context("actor", members=Members(index, 5)))
     actor = make_actor(replays, published())
     assert actor.step()
     assert sizes(replays) == expected
