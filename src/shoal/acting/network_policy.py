@@ -69,7 +69,8 @@ class NetworkPolicy(Generic[Network]):
         raise NotImplementedError
 
     def explore(self, observation: Any, state: State, random: Random) -> Acted:
-        """What it does to learn from."""
+        """What it does to learn from. The network is in evaluation mode here too: layers that explore are switched on
+        here, and draw from `random`."""
         raise NotImplementedError
 
     def initial_state(self, count: int) -> State:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from network_options import NetworkOptions, SpacePair
 from shoal import tree
@@ -19,9 +19,11 @@ from shoal.acting import recurrent_q as acting_recurrent_q
 from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.acting.deterministic import DeterministicPolicy
 from shoal.acting.network_policy import NetworkPolicy
+from shoal.acting.policy import Acted, Choice, State
 from shoal.acting.q import QPolicy
 from shoal.acting.recurrent_q import RecurrentQPolicy
 from shoal.acting.squashed import SquashedGaussianPolicy
+from shoal.functional.arrays import Random, normal
 from shoal.nets.building import make_actor_critic
 from shoal.nets.control import Actor, ControlNetworks, Critic, GaussianActor, TemperedNetworks, TwinCritic, make_bodies
 from shoal.nets.dense import Dense
@@ -234,3 +236,47 @@ def test_a_network_with_a_layer_that_a_mirror_does_not_know_acts_by_torch(name: 
     policy = kind(known, 1, **arguments)
     assert policy.mirror is None
     play(policy, observations(1))
+
+
+class NoisyLayer(nn.Linear):
+    """Explores by what it adds; it is told when."""
+
+    random: Random | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.random is None else y + normal(self.random, y)
+
+
+class NoisyPolicy(NetworkPolicy[NoisyLayer]):
+    def greedy(self, observation: Any, state: State) -> Choice:
+        assert not self.network.training
+        values = self.network(observation)
+        return Choice(values.argmax(-1), values, state)
+
+    def explore(self, observation: Any, state: State, random: Random) -> Acted:
+        self.network.random = random
+        values, self.network.random = self.network(observation), None
+        assert not self.network.training
+        return values.argmax(-1), state, {"q": values}
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors"])
+def test_noise_within_a_network_is_drawn_where_it_explores_and_goes_on_with_its_state(kind: str) -> None:
+    seen = observations(1)[0]
+    seen = torch.from_numpy(seen) if kind == "tensors" else seen
+    network = NoisyLayer(3, 3)
+
+    def values(policy: NoisyPolicy) -> np.ndarray[Any, Any]:
+        return np.asarray(policy.act(seen, {}, np.ones(COUNT, np.bool_))[2]["q"])
+
+    exploring, again, greedy = (NoisyPolicy(network, seed, greedy=seed == 2) for seed in range(3))
+    first = values(exploring)
+    state = exploring.state_dict()
+    second = values(exploring)
+    assert not np.array_equal(first, second)
+    again.load_state_dict(state)
+    np.testing.assert_array_equal(values(again), second)
+    chosen = [greedy.act(seen, {}, np.ones(COUNT, np.bool_))[0] for _ in range(3)]
+    preferred = greedy.greedy(torch.as_tensor(seen), {}).action.numpy()
+    assert all(np.array_equal(action, preferred) for action in chosen)
