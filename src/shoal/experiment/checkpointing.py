@@ -15,17 +15,18 @@ from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS, done
 from shoal.experiment.exact import EXACT, Moment, for_others
 from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
-from shoal.program import Future, Handle, NodeDied, Program, futures, offers
+from shoal.program import Future, Handle, Node, NodeDied, Program, futures, offers
 from shoal.runs.options import RunOptions
 from shoal.runtime import Run
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
-from shoal.types import Role
+from shoal.types import MAIN, Role
 from shoal.versions import NONE, number
 
 LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
 SAVING_LOOKS = 6000  # the same for replays that save their tables
 SAVING_ROUNDS = 300  # of waiting for them at the end
+POLICIES = "policies"  # in a checkpoint's meta: the updates of those beside the main one
 AGAIN = 5.0  # seconds after which a checkpoint that came to nothing is tried again
 
 States = dict[str, Any]
@@ -179,7 +180,7 @@ class Checkpointer:
     def _gather(self, now: float) -> None:
         calls, self._calls = self._calls, {}
         states = _results(calls)
-        if not _can_go_on(states) or not self._replays_saved(states, calls):
+        if not self._can_go_on(states) or not self._replays_saved(states, calls):
             self._next = now + AGAIN
             return
         self._writing = threading.Thread(target=self._write, args=(states, self._meta), name="checkpoint")
@@ -210,12 +211,22 @@ class Checkpointer:
             if all(done(call) for call in saving.values()):
                 break
             states |= ask(saving)
-        if LEARNER.name in asked_for(self._program) and states.get(LEARNER.name) is None:
-            call = self._call(WEIGHTS.name, "kept_snapshot", LEARNER.name)  # it is gone: what it left last
-            states |= {LEARNER.name: next(iter(ask({WEIGHTS.name: call}).values()), None)} if call is not None else {}
-        if _can_go_on(states) and self._replays_saved(states, calls):
+        for node in self._learners():
+            store = self._program.find(Role.WEIGHTS, node.policy)
+            if states.get(node.name) is None and store is not None:  # it is gone: what it left last
+                call = self._call(store.name, "kept_snapshot", LEARNER.name)
+                states |= {} if call is None else {node.name: ask({store.name: call}).get(store.name)}
+        if self._can_go_on(states) and self._replays_saved(states, calls):
             self._write(states, self._meta)
         self._tell_failure()
+
+    def _learners(self) -> list[Node]:
+        """Of every policy the one that speaks for its learners."""
+        return [node for node in self._program.leaders() if node.name in self._needed]
+
+    def _can_go_on(self, states: States) -> bool:
+        """Whether there is what every policy needs: a checkpoint is complete or absent."""
+        return all(states.get(name) is not None for name in self._needed)
 
     def _replays_saved(self, states: States, calls: Mapping[str, Future]) -> bool:
         """Whether all replays have saved their tables: a checkpoint is complete or absent."""
@@ -240,7 +251,8 @@ class Checkpointer:
         try:
             if EXACT not in meta:
                 best = states.pop(EVALUATOR.name, None)
-            parts, meta = as_parts(states, meta)
+            others = {node.policy: states[node.name]["updates"] for node in self._learners() if node.policy != MAIN}
+            parts, meta = as_parts(states, meta | ({POLICIES: others} if others else {}))
             self._store.save(parts, meta)
             self._tell_saved(dict.fromkeys(self._replays, self._tag))
             self.saved += 1
@@ -284,7 +296,8 @@ def _gradients(parts: States) -> list[Any]:
 def _agreeing(parts: States, meta: Mapping[str, Any]) -> States:
     """Parts whose counts agree, with what nodes had not reported yet left out."""
     metrics = {**parts[METRICS.name], "evaluations": meta["evaluations"]}
-    counted = {"learner_steps": float(meta["updates"])}
+    others = {f"{policy}/learner_steps": float(updates) for policy, updates in meta.get(POLICIES, {}).items()}
+    counted = {"learner_steps": float(meta["updates"]), **others}
     if _gradients(parts):  # the service counts on from there
         lives = metrics.get("lives", {})
         _, counts = lives.get(STATES, (LASTING, {}))
@@ -297,19 +310,14 @@ def _agreeing(parts: States, meta: Mapping[str, Any]) -> States:
 def start_program(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
     """Have the nodes of a program start from the parts of a checkpoint; how many of its actors have no place in it."""
     parts = _agreeing(for_others(parts), meta) if EXACT in meta else parts
-    nodes = {part_name(name): name for name in program.nodes}
+    nodes = {part_name(node.name): node for node in program.nodes.values()}
     unplaced = 0
     for part, state in parts.items():
-        if part in nodes and part != "weights":
-            program.start_from(nodes[part], state)
-        elif part != "weights":
-            unplaced += 1
+        if part not in nodes:
+            unplaced += part != "weights"
+        elif nodes[part].role not in (Role.WEIGHTS, Role.EVALUATOR):  # learners publish, and all is judged anew
+            program.start_from(nodes[part].name, state)
     return unplaced
-
-
-def _can_go_on(states: States) -> bool:
-    learns = any(states.get(name) is not None for name in states if name.partition("/")[0] in ("learner", "gradients"))
-    return learns and states.get(METRICS.name) is not None
 
 
 def _results(calls: Mapping[str, Future]) -> States:

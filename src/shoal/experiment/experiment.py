@@ -354,7 +354,8 @@ class RunningExperiment:
         """Take in a snapshot of the metrics, and write down what is new in it."""
         progress, restarts = self.progress, sum(self.supervisor.restarts.values())
         for record in progress.take(snapshot, elapsed, restarts, virtual=self.options.runtime == "inline"):
-            self.directory.write_row("evaluation", record)
+            policy = record.get("policy")
+            self.directory.write_row("evaluation" if policy is None else f"{policy}/evaluation", record)
         for note in snapshot["notes"][self.notes :]:
             self._tell(note)
         self.notes = len(snapshot["notes"])

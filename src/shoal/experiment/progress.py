@@ -100,6 +100,8 @@ class Progress:
         new: list[dict[str, Any]] = snapshot["evaluations"]
         for record in new:
             self.evaluations += 1
+            if "policy" in record:  # one beside the main one, by which the run is judged
+                continue
             self.evaluation = record
             self.best = max(record["eval_return"], record["eval_return"] if self.best is None else self.best)
             self.evaluated.add(record["eval_return"])
@@ -238,7 +240,9 @@ def titles(times: Times, roles: Mapping[str, str]) -> dict[str, str]:
 def bottleneck(times: Times, roles: Mapping[str, str]) -> str:
     """Who keeps the others waiting, in one phrase: the role that waits least, when another waits a good deal."""
     called, shares = titles(times, roles), by_role(times, roles)
-    shares.pop(Role.EVALUATOR, None)  # nobody waits for it
+    shares = {
+        role: parts for role, parts in shares.items() if role.split()[-1] != Role.EVALUATOR
+    }  # who nobody waits for
     if not shares:
         return "none seen: the run was too short"
     waits = {role: {a: part for a, part in parts.items() if a.startswith("waiting")} for role, parts in shares.items()}

@@ -19,7 +19,7 @@ from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import Scope, State, has_state, load_state, state_of
 from shoal.sync import Condition, monotonic, sign_of_life
-from shoal.types import Columns, Role
+from shoal.types import MAIN, Columns, Role
 from shoal.versions import NONE, number
 
 MOST_OF_TIME = 0.2  # that judging may take: long episodes are judged less often
@@ -77,6 +77,8 @@ class Evaluator(Loop):
         self._policy = make_policy(seed + 1)
         self._weights = weights
         self._metrics = metrics
+        policy = current().policy
+        self._named = {} if policy == MAIN else {"policy": policy}
         self._reporter = Reporter(metrics)
         self._losses = LossReport(self._envs, self._reporter, "lost_evaluations")
         self._episodes, self._every, self._target = episodes, every, target
@@ -177,7 +179,7 @@ class Evaluator(Loop):
             if self._target is not None and np.mean(returns) >= self._target:
                 returns = self._play(max(CONFIRM, self._episodes), give_up)
                 reached = bool(np.mean(returns) >= self._target)
-            record = {
+            record: dict[str, Any] = {
                 "eval_return": float(np.mean(returns)),
                 "spread": float(np.std(returns)),
                 "lowest": float(np.min(returns)),
@@ -185,6 +187,7 @@ class Evaluator(Loop):
                 "episodes": len(returns),
                 "version": number(version),
                 "reached": reached,
+                **self._named,
             }
             self._version = version
             if self._best is None or record["eval_return"] > self._best[0]:

@@ -48,6 +48,14 @@ class Learner(Kept):
     role = Role.LEARNER
 
 
+class Counts(Kept):
+    role = Role.METRICS
+
+
+class Store:
+    role = Role.WEIGHTS
+
+
 class Plain: ...
 
 
@@ -89,12 +97,15 @@ class Run:
         return self.asked.count("learner.state_dict")
 
 
-def make(tmp_path: Path, **options: Any) -> tuple[Checkpointer, Run, list[str]]:
+def make(tmp_path: Path, policies: bool = False, **options: Any) -> tuple[Checkpointer, Run, list[str]]:
     program = Program()
-    program.add("metrics", Kept)
-    program.add("weights", Plain)
+    program.add("metrics", Counts)
+    program.add("weights", Store)
     for name in ("learner", "learner/1"):
         program.group("learners").add(name, Learner)
+    if policies:
+        program.group("blue/learners", policy="blue").add("blue/learner", Learner)
+        program.group("blue/weights", policy="blue").add("blue/weights", Store)
     program.add("actor/0", Kept)
     program.add("evaluator", Plain)
     if options.get("checkpoint_replay"):
@@ -168,6 +179,32 @@ def test_without_the_learner_or_the_counts_there_is_no_checkpoint(node: str, tmp
     tick(saver, 60.0)
     tick(saver, 60.1)
     assert (run.rounds(), saver.saved, saver._store.newest()) == (1, 0, (None, []))
+
+
+def test_without_the_learner_of_another_policy_there_is_none_either(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, policies=True)
+    run.answers["blue/learner"] = Answer(error=NodeDied("gone"))
+    tick(saver, 60.0)
+    tick(saver, 60.1)
+    assert (run.rounds(), saver.saved) == (1, 0), "it would go on with one policy that has learned nothing"
+    run.answers["blue/learner"] = Answer({"updates": 11, "learner": {}})
+    tick(saver, 60.1 + AGAIN)
+    tick(saver, 60.2 + AGAIN)
+    found, _ = saver._store.newest()
+    assert found is not None
+    assert found.part("blue-learner")["updates"] == 11
+    assert (found.meta["updates"], found.meta["policies"]) == (7, {"blue": 11})
+    assert found.part("metrics")["counts"].items() >= {"learner_steps": 7.0, "blue/learner_steps": 11.0}.items()
+
+
+def test_at_the_end_the_learner_of_another_policy_is_what_it_left_with_its_own_weights(tmp_path: Path) -> None:
+    saver, run, _ = make(tmp_path, policies=True)
+    run.answers["blue/learner"] = NodeDied("gone")
+    run.answers["blue/weights"] = Answer({"updates": 5, "learner": {"left": 1}})
+    saver.finish(answers, None, describe)
+    found, _ = saver._store.newest()
+    assert found is not None
+    assert (found.part("learner")["updates"], found.part("blue-learner")["updates"]) == (7, 5)
 
 
 def test_who_does_not_answer_in_time_is_left_out(tmp_path: Path) -> None:

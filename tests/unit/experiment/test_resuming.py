@@ -23,6 +23,7 @@ from shoal.runs import records
 from shoal.runs.directory import RunDirectory, read_weights
 from shoal.runs.options import RunOptions
 from shoal.services.metrics import LASTING, Metrics
+from shoal.types import Role
 
 META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 900, "seconds": 3.0, "evaluations": 0}
 META |= {"evaluation": None, "best": None, "metrics_bytes": 0}
@@ -405,18 +406,24 @@ class Node:
     def load_state_dict(self, state: Any) -> None: ...
 
 
+class Store(Node):
+    role = Role.WEIGHTS
+
+
 def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -> None:
     program = Program()
     for name in ("weights", "metrics", "learner", "actor/0"):
-        program.add(name, Node)
+        program.add(name, Store if name == "weights" else Node)
+    program.add("blue/weights", Store)
     parts = {"learner": {"updates": 3}, "metrics": {"m": 1}, "actor-0": {"a": 0}, "actor-1": {"a": 1}, "weights": {}}
-    parts["actor-2"] = {"a": 2}
+    parts |= {"actor-2": {"a": 2}, "blue-weights": {"version": 4}}
     assert start_program(program, parts, {}) == 2, "actors that have no place any more"
     started = {name: node.start for name, node in program.nodes.items()}
     assert started["learner"] == {"updates": 3}
     assert started["metrics"] == {"m": 1}
     assert started["actor/0"] == {"a": 0}
     assert started["weights"] is None
+    assert started["blue/weights"] is None, "its learner publishes anew, as the main one's does"
 
 
 def test_every_option_of_a_run_has_a_place_in_what_is_recorded(run: Path) -> None:
