@@ -49,6 +49,7 @@ class Compared:
     steps: Middle | None
     missed: list[float]  # seconds of training of runs that did not reach it
     virtual: bool  # so are seconds
+    spread: float | None = None  # of the episodes of the last evaluation, where there is but one run
 
     def as_dict(self) -> dict[str, Any]:
         found = dataclasses.asdict(self)
@@ -88,7 +89,13 @@ def _compared(group: Group[RunState], target: float | None) -> Compared:
         steps=Middle.of([steps for _, steps in times if steps is not None]),
         missed=[run.seconds for run, found, aimed in zip(group.runs, reached, aims) if aimed and found is None],
         virtual=any(run.options.get("runtime") == "inline" for run in group.runs),
+        spread=_spread(group.runs[0]) if len(group.runs) == 1 else None,
     )
+
+
+def _spread(run: RunState) -> float | None:
+    rows = read_evaluations(run.path)
+    return float(rows[-1]["spread"]) if rows else None
 
 
 def _to_target(run: RunState, target: float | None) -> tuple[float, float | None] | None:
@@ -160,6 +167,8 @@ def table_rows(settings: Sequence[Compared]) -> list[list[str]]:
     for one in settings:
         digits = 2 if abs(one.returns.high) < 10 else 1
         interval = f"{one.returns.low:,.{digits}f} … {one.returns.high:,.{digits}f}" if one.runs > 1 else "–"
+        if one.spread is not None:
+            interval = f"± {one.spread:,.{digits}f}, its episodes"
         steps = "–" if one.steps is None else short_number(float(f"{one.steps.iqm:.3g}"))
         seconds = "–" if one.seconds is None else f"{one.seconds.iqm:,.1f}" + (" virtual" if one.virtual else "")
         reached = f"{one.reached} of {one.aimed}" if one.aimed else "–"
@@ -182,12 +191,20 @@ def draw(tasks: Mapping[str, Sequence[Compared]], output: Path) -> None:
     for row, (task, settings) in zip(panels, tasks.items()):
         title, labels = title_of(task, [one.setting for one in settings])
         _draw_middles(row[0], settings, [one.returns for one in settings], labels, colours)
+        for place, one in enumerate(settings):
+            if one.spread is not None:
+                ends = {"xerr": one.spread, "fmt": "o", "color": colours[one.setting], "capsize": 4, "linewidth": 1.5}
+                row[0].errorbar(one.returns.iqm, place, **ends)
         row[0].set_title(title, loc="left", fontsize="medium")
         row[0].set_xlabel("last evaluated return" if task != ALL_TASKS else "return between lowest and highest")
         if timed:
             _draw_times(row[1], settings, colours)
+    several = "interquartile mean over runs (line), its 95 % bootstrap interval (bar), runs (dots)"
+    alone = "one run (dot): mean and standard deviation of its last evaluation's episodes"
+    among = [one for settings in tasks.values() for one in settings]
+    kinds = {several: any(one.runs > 1 for one in among), alone: any(one.spread is not None for one in among)}
     figure.supxlabel(
-        "interquartile mean over runs (line), its 95 % bootstrap interval (bar), runs (dots)",
+        "; ".join(kind for kind, there in kinds.items() if there),
         fontsize="x-small",
         color=GREY,
         x=0.01,
@@ -231,8 +248,10 @@ def _draw_middles(
         if middle is None:
             continue
         colour = colours[one.setting]
-        if len(middle.values) > 1:
-            axes.barh(place, middle.high - middle.low, left=middle.low, height=0.5, color=colour, alpha=0.35)
+        if len(middle.values) == 1:  # a dot says it all
+            axes.plot(middle.values, [place], "o", color=colour)
+            continue
+        axes.barh(place, middle.high - middle.low, left=middle.low, height=0.5, color=colour, alpha=0.35)
         axes.plot([middle.iqm] * 2, [place - 0.25, place + 0.25], color=colour, linewidth=2)
         axes.plot(middle.values, [place] * len(middle.values), ".", color=colour, alpha=0.7, markersize=5)
     axes.set_yticks(range(len(settings)), labels)

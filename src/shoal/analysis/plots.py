@@ -28,6 +28,7 @@ COLUMNS = ("eval_return", "spread", *(column for column, _ in AXES))
 WIDTH, HEIGHT, LINE = 10.0, 3.9, 0.24  # inches: of the picture, of a panel, of a line of its legend
 SEVERAL = "interquartile mean over runs and its 95 % bootstrap interval"
 FEW = 4  # curves in a panel, so that single runs can be told apart below them
+FAR = 20.0  # times as long as the shortest curve is the longest: side by side only where an axis is logarithmic
 ONE = "one run: mean and standard deviation of its episodes"
 
 
@@ -170,8 +171,14 @@ def _draw_panel(
                 style = chosen_styles[group.label]
                 _draw_curve(axes, group, f"{label} ({_runs(group)})", style, column, few=len(groups) <= FEW)
         _draw_targets(axes, groups, named=column == AXES[-1][0])
+        if (begin := log_from(drawn_here, column)) is None:
+            axes.set_xlim(left=0)
+        else:
+            axes.set_xscale("log")
+            axes.set_xlim(left=begin)
+            axes.minorticks_off()
+            name += ", logarithmic"
         axes.set_xlabel(name)
-        axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
         plain(axes)
     figure.axes[0].set_ylabel("evaluated return")
@@ -228,6 +235,14 @@ def on_axis(groups: Sequence[Group[Run]], column: str, name: str) -> tuple[Seque
     if column != "seconds" or len(real) == len(groups):
         return groups, name
     return (real, name) if real else (groups, f"virtual {name}")
+
+
+def log_from(groups: Sequence[Group[Run]], column: str) -> float | None:
+    """Where a logarithmic axis begins, if the curves are so unlike in length that the short ones would be a smear on
+    another one."""
+    ends = [max(float(run.rows[-1][column]) for run in group.runs) for group in groups]
+    begins = [float(row[column]) for group in groups for run in group.runs for row in run.rows if row[column] > 0]
+    return min(begins) if begins and max(ends) > FAR * min(ends) else None
 
 
 def over_seeds(runs: Sequence[Rows], column: str) -> tuple[Array, Array, Array, Array]:

@@ -369,6 +369,7 @@ class RunningExperiment:
         """Everything that is told from here on is told of the weights that are returned."""
         progress = self.progress
         stopped_at, confirmed = progress.elapsed, progress.confirmed is not None
+        trained = progress.seconds if self.options.runtime == "inline" else progress.train_seconds
         found = None
         try:
             ending.finish()
@@ -380,6 +381,8 @@ class RunningExperiment:
             found = found or ending.final_weights(confirmed)
         snapshot = ending.snapshot(progress.evaluations)
         if snapshot is not None:
+            for record in snapshot["evaluations"] if trained else []:  # of weights that the stop found
+                record["seconds"] = min(record["seconds"], trained)
             self._take(snapshot, stopped_at)
         self.directory.write_row("progress", progress.row())
         self.display.update(progress)

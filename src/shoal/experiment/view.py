@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -21,6 +22,7 @@ BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY, LINE_AT_LEAST_EVERY = 2.0, 60.0  # seconds between two plain lines, at first and in a long run
 FRAME_EVERY = 0.25
 BAR_LINES = 2  # in which a node's activities are told, the largest first: a view that is too high is cut off
+NOTES = 20  # lines above the panel that are drawn again when the terminal's width has changed
 NO_NEWS = 5.0  # seconds after which it is said that there are none
 COLOURS = {
     "environment": "green",
@@ -92,32 +94,55 @@ class Live:
     """A panel that is drawn over itself."""
 
     def __init__(self, console: Console) -> None:
-        from rich.live import Live as RichLive
-
         self._console = console
-        # Drawn by the driver's own loop: a drawing thread would take turns with the nodes of the inline runtime.
-        self._live = RichLive(console=console, auto_refresh=False, transient=False)
         self._next = 0.0
         self._title = ""
         self._last: Progress | None = None
+        self._above: deque[tuple[str, str | None]] = deque(maxlen=NOTES)  # what stands above the panel, and its style
+        self._start()
+
+    def _start(self) -> None:
+        from rich.live import Live as RichLive
+
+        # Drawn by the driver's own loop: a drawing thread would take turns with the nodes of the inline runtime.
+        self._live = RichLive(console=self._console, auto_refresh=False, transient=False)
+        self._width = self._console.width
 
     def begin(self, lines: Sequence[str]) -> None:
         self._title = lines[0]
         for text in lines[1:]:
-            self._console.print(text, style="dim", highlight=False, markup=False)
+            self._write(text, "dim")
+        self._live.start()
+
+    def _write(self, text: str, style: str | None = None) -> None:
+        self._above.append((text, style))
+        self._console.print(text, style=style, highlight=False, markup=False)
+
+    def _follow_width(self) -> None:
+        """A terminal that became narrower has broken the panel's lines, so that drawing over them leaves pieces: what
+        it shows is drawn anew."""
+        if self._console.width == self._width:
+            return
+        self._live.stop()
+        self._console.clear()
+        for text, style in self._above:
+            self._console.print(text, style=style, highlight=False, markup=False)
+        self._start()
         self._live.start()
 
     def update(self, progress: Progress) -> None:
         self._last = progress
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + FRAME_EVERY
+            self._follow_width()
             self._live.update(panel(self._title, progress), refresh=True)
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._write(text)
 
     def end(self) -> None:
         if self._last is not None:
+            self._follow_width()
             self._live.update(panel(self._title, self._last), refresh=True)
         self._live.stop()
 

@@ -116,3 +116,13 @@ def test_virtual_seconds_do_not_stand_beside_real_ones(tmp_path: Path) -> None:
     assert [one.setting for one in on_one_clock(settings)] == ["impala: runtime local"]
     virtual = [one for one in settings if one.virtual]
     assert on_one_clock(virtual) == virtual
+
+
+def test_a_single_run_is_compared_with_the_spread_of_its_episodes(tmp_path: Path) -> None:
+    for name, last in (("impala", 10.0), ("ppo", 4.0)):
+        run(tmp_path / name, name, "A-v0", 0, last, reached=False)
+    tasks = compare(find_runs([tmp_path])[0], [], None)
+    assert [row[2:4] for row in table_rows(tasks["A-v0"])] == [
+        ["10.0", "± 1.0, its episodes"],
+        ["4.00", "± 1.00, its episodes"],
+    ]

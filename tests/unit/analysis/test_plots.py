@@ -217,3 +217,22 @@ def test_the_command_draws_the_runs_and_settings_that_were_typed(
         assert last == f"→ {tmp_path / 'out.svg'}"
     assert labels == [3, 2, 2]
     assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+def test_curves_of_very_different_lengths_get_a_logarithmic_axis(tmp_path: Path) -> None:
+    def lasting(name: str, every: int) -> Path:
+        made = directory.RunDirectory.create(str(tmp_path / name), "impala", "CartPole-v1", 0, print)
+        config = {"gamma": every}
+        made.write_config({"algorithm": "impala", "config": config, "env": "CartPole-v1", "options": {}})
+        for index in range(4):
+            row = {"eval_return": 1.0, "spread": 1.0, "env_steps": index * every, "seconds": index * 1.0}
+            made.write_row("evaluation", row)
+        made.close()
+        return made.path
+
+    paths = [lasting("short", 12_000), lasting("long", 1_700_000)]
+    (groups,) = grouped(plots.read_runs(paths, print), []).values()
+    assert plots.log_from(groups, "env_steps") == 12_000, "the first that is not 0"
+    assert plots.log_from(groups, "seconds") is None
+    assert plots.log_from(groups[:1], "env_steps") is None
+    assert main(["plot", *map(str, paths), "--output", str(tmp_path / "both.png")]) == 0

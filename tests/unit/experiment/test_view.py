@@ -160,3 +160,22 @@ def test_a_stop_rule_that_cannot_be_reckoned_says_how_far_it_is_alone() -> None:
     progress = Progress(stops={"return": 10.0, "steps": 100.0})
     assert progress.towards() == {"return": (None, 10.0, None), "steps": (0.0, 100.0, None)}
     assert "return – of 10" in drawn(progress, 60)
+
+
+def test_a_terminal_of_another_width_is_drawn_anew() -> None:
+    """A frame is drawn over the last one by going up as many lines; a narrower terminal has broken those."""
+    out = io.StringIO()
+    console = Console(width=100, file=out, force_terminal=True)
+    display = view.Live(console)
+    display.begin(["a run", "stops at return 475"])
+    display.note("a node was lost")
+    display.update(progress_of("ppo"))
+    console.width = 60
+    out.truncate(0)
+    display.update(progress_of("ppo"))
+    display.end()
+    _, cleared, after = out.getvalue().rpartition("\x1b[2J")
+    assert cleared
+    assert "stops at return 475" in after
+    assert "a node was lost" in after
+    assert "\u2500" * 60 not in after
