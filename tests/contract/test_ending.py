@@ -84,7 +84,7 @@ def test_counts_are_exact_and_all_numbers_are_of_the_saved_weights(
 
 def test_the_closing_evaluation_stands_at_the_stop_and_not_beyond_it(tmp_path: Path) -> None:
     result = train(
-        impala.Config(env="CartPole-v1"), stop_updates=10, run_dir=tmp_path / "run", quiet=True, eval_episodes=200
+        impala.Config(env="CartPole-v1"), stop_updates=10, run_dir=str(tmp_path / "run"), quiet=True, eval_episodes=200
     )
     assert result.eval_version == result.saved_version == 10
     assert result.evaluations["seconds"][-1] <= result.train_seconds + 1e-3

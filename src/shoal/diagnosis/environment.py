@@ -93,6 +93,9 @@ class Environment:
         self.measured["kind"] = spec.kind
         told = f"observations {check.shown(spec.observation_space)}; actions {check.shown(spec.action_space)}"
         self.tell("ok", "spaces", f"{told}; kind {spec.kind}")
+        if spec.mask_note is not None:
+            said, remedy = spec.mask_note.split(", so ", 1)
+            self.tell("warning", "masks", said.removeprefix(f"{spec.name}: "), remedy.rstrip("."))
         for name, space in tree.leaf_spaces(spec.observation_space, "observation").items():
             shape = check.shape_of(space)
             large = 2 <= len(shape) <= 4 and sorted(shape[-3:])[-2] >= IMAGE

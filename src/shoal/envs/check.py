@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Env, Space, spaces
 
 from shoal import tree
 from shoal.envs.faults import EnvFault, what_was_raised
 from shoal.errors import UserError
 from shoal.pixels import is_image
 from shoal.types import Array
+
+OLD_GYM = "that is old gym's API: wrap it in shimmy.GymV21CompatibilityV0(env=...), of the package shimmy"
+MASKS = frozenset({"action_mask", "action_masks", "avail_actions", "available_actions", "legal_actions", "mask"})
+
+
+def refuse_several_agents(environment: str, made: Any) -> None:
+    """As PettingZoo and those who follow it have them: `possible_agents`, or `agents` where it is no gymnasium.Env."""
+    if hasattr(made, "possible_agents") or (hasattr(made, "agents") and not isinstance(made, Env)):
+        raise UserError(
+            f"{environment} has several agents, as in PettingZoo, and Shoal trains one policy in an environment of one "
+            "agent: wrap it as a gymnasium.Env that plays one of them and has the others move inside step()."
+        )
+
+
+def mask_note(environment: str, space: Space[Any], told: Collection[str], made: Any) -> str | None:
+    """A sentence for the user whose environment says which actions are allowed: in its observation, in an info, or by
+    a method `action_masks`."""
+    seen = [name for name in tree.leaf_spaces(space, "observation") if name.rpartition("/")[2] in MASKS]
+    beside = [f"its infos hold {name!r}" for name in sorted(MASKS.intersection(told))]
+    beside += ["it has action_masks()"] if callable(getattr(made, "action_masks", None)) else []
+    if not seen and not beside:
+        return None
+    what = f"its observation holds {seen[0]!r}, which the policy sees" if seen else f"{beside[0]}, which nobody reads"
+    return (
+        f"{environment}: {what}, but masks of actions are not obeyed yet: actions that are not allowed will be tried, "
+        "so let step() answer them with a small penalty or as if nothing was done, and not raise."
+    )
 
 
 def observation_space(space: Space[Any], environment: str, name: str = "observation") -> Space[Any]:
@@ -165,9 +192,10 @@ def check_outcome(environment: str, outcome: Any, space: Space[Any]) -> None:
     """A single environment's step gave an observation, a number, two truth values and an info."""
     if not isinstance(outcome, tuple) or len(outcome) != 5:
         what = f"{len(outcome)} values" if isinstance(outcome, tuple) else type(outcome).__name__
+        old = f"; {OLD_GYM}" if what == "4 values" else ""
         raise EnvFault(
             f"{environment}: step() returned {what}, but must return "
-            "(observation, reward, terminated, truncated, info)."
+            f"(observation, reward, terminated, truncated, info){old}."
         )
     observation, reward, terminated, truncated, _ = outcome
     check_observation(observation, space, environment)
@@ -182,7 +210,10 @@ def check_outcome(environment: str, outcome: Any, space: Space[Any]) -> None:
 def reset_result(environment: str, result: Any) -> tuple[Any, Mapping[str, Any]]:
     """Observation and info out of what a single environment's reset returned."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise EnvFault(f"{environment}: reset() returned {type(result).__name__}, but must return (observation, info).")
+        old = "" if isinstance(result, tuple) else f"; {OLD_GYM}"
+        raise EnvFault(
+            f"{environment}: reset() returned {type(result).__name__}, but must return (observation, info){old}."
+        )
     observation, info = result
     return observation, info if isinstance(info, Mapping) else {}
 

@@ -92,6 +92,8 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
             measured = isinstance(vector, InProcess) and names.is_users_code(env)
             given = f" with the options {dict(options)}" if options else ""
             step_time = _try(envs, name, given, measured)
+            told = vector.told if isinstance(vector, InProcess) else ()
+            mask_note = check.mask_note(name, envs.observation_space, told, getattr(one, "unwrapped", one))
             registered = getattr(one, "spec", None)
             runs_ale = _runs_ale(one)
     except EnvFault as fault:
@@ -117,6 +119,7 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
         native_action_space=vector.single_action_space,
         registered=names.registered_by_user(env),
         step_time=step_time,
+        mask_note=mask_note,
     )
 
 
@@ -131,7 +134,12 @@ def _try(envs: Envs, name: str, given: str, measured: bool) -> StepTime:
     envs.action_space.seed(0)
     try:
         with told_as_a_fault(name, f"reset{given}"):
-            envs.reset()
+            try:
+                envs.reset()
+            except TypeError as error:
+                if "unexpected keyword argument 'seed'" not in str(error):
+                    raise
+                raise EnvFault(f"{name}: reset() takes no seed; {check.OLD_GYM}, or let reset take seed.") from error
         with told_as_a_fault(name, f"stepped{given}"):
             envs.step(np.asarray(envs.action_space.sample())[np.newaxis])
             return measure(envs) if measured else StepTime()

@@ -270,6 +270,7 @@ def _checked_vector(name: str, vector: Any, count: int) -> VectorEnvLike:
 
 
 def _as_gymnasium(environment: Any, name: str) -> gymnasium.Env[Any, Any]:
+    check.refuse_several_agents(name, environment)
     if isinstance(environment, gymnasium.Env):
         check.check_spaces(name, environment, "observation_space", "action_space")
         return environment
@@ -278,6 +279,8 @@ def _as_gymnasium(environment: Any, name: str) -> gymnasium.Env[Any, Any]:
         from shoal.envs.dm import FromDmEnv
 
         return FromDmEnv(environment, name)
+    if any(base.__module__.partition(".")[0] == "gym" for base in type(environment).__mro__):
+        raise UserError(f"{name} returned {_type_of(environment)}, an environment of gym; {check.OLD_GYM}.")
     raise UserError(
         f"{name} returned {_type_of(environment)}; it must return a gymnasium.Env, a dm_env.Environment, "
         "or, when it takes 'count', a gymnasium.vector.VectorEnv."

@@ -37,6 +37,7 @@ class EnvSpec:
     timeout: float = 0.0  # seconds for a step, after which an environment in a process of its own is replaced; 0: none
     step_time: tuple[float, bool] = (0.0, False)  # `StepTime` of the user's environment, as it was tried
     vectorizer_note: str | None = None  # why it was chosen, where it was left to us
+    mask_note: str | None = None  # that it says which actions are allowed, and that nobody obeys it
     limit: int | None = None  # episodes are truncated after so many steps, whatever the environment does
     evaluation_cap: int | None = None  # the evaluator's own, in place of the environment's limit
     evaluation: EnvSpec | None = None  # the evaluator's own version, where it has other options

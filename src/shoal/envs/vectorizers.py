@@ -125,6 +125,7 @@ class InProcess:
         self._truncated = np.zeros(count, np.bool_)
         self._done = [False] * count
         self._checked = False
+        self.told: set[str] = set()  # names in the infos of the first resets and steps
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         seeds = [None] * self.num_envs if seed is None else spread(seed, self.num_envs)
@@ -132,8 +133,9 @@ class InProcess:
         observations, infos = [], dict[str, Any]()
         for number, (env, each) in enumerate(zip(self.envs, seeds)):
             try:
-                observation = check.reset_result(self._environment, env.reset(seed=each))[0]
+                observation, info = check.reset_result(self._environment, env.reset(seed=each))
                 self._check(observation)
+                self.told.update(info)
             except BaseException as error:
                 observation = self._replace(number, error, infos)
             observations.append(observation)
@@ -160,6 +162,7 @@ class InProcess:
                     outcome = env.step(actions[i])
                     if not self._checked:
                         check.check_outcome(self._environment, outcome, self.single_observation_space)
+                        self.told.update(outcome[4] if isinstance(outcome[4], Mapping) else ())
                     try:
                         observation, reward[i], ended, cut, info = outcome
                         terminated[i], truncated[i] = ended, cut

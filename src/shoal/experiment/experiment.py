@@ -144,6 +144,7 @@ class Experiment:
             config.preset_line(self.cfg, self.algorithm.PRESETS, self.env.kind),
             f"{options.stop_line()}{own} · run directory {run}",
             *([] if self.env.vectorizer_note is None else [self.env.vectorizer_note]),
+            *([] if self.env.mask_note is None else [self.env.mask_note]),
             *([f"note: {lost}"] if lost else []),
             *([] if self.resumed is None else self.resumed.lines),
             *([] if self.restored is None else self.restored.lines),

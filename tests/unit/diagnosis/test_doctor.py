@@ -43,6 +43,17 @@ def told(findings: list[Finding], level: str) -> list[tuple[str, str]]:
     return [(found.about, found.text) for found in findings if found.level == level]
 
 
+def test_masks_that_nobody_obeys_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Masked(sick_envs.Well):  # type: ignore[misc,name-defined]
+        def reset(self, **how: Any) -> Any:
+            observation, info = super().reset(**how)
+            return observation, {**info, "action_mask": [1, 1]}
+
+    only(monkeypatch)
+    findings, _ = examined(Masked)
+    assert [about for about, text in told(findings, "warning") if "not obeyed yet" in text] == ["masks"]
+
+
 def test_nothing_is_found_on_a_healthy_environment_and_its_network_learns() -> None:
     findings, suggestion = examined(sick_envs.Well, network=sick_envs.network)
     assert {found.level for found in findings} == {"ok"}

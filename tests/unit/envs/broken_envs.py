@@ -151,3 +151,57 @@ class Panic(BaseException):
 class Panics(Works):
     def step(self, action: Any) -> Any:
         raise Panic("index out of bounds")
+
+
+class Parallel:
+    """As PettingZoo's parallel_env gives them."""
+
+    possible_agents = ("first", "second")
+
+    def observation_space(self, agent: str) -> Any:
+        return BOX
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+
+class Turns:
+    """As an AEC environment, after its reset."""
+
+    agents = ("first", "second")
+
+
+class ManyInOne(Works):
+    """A gymnasium.Env by its base alone."""
+
+    possible_agents = ("first", "second")
+
+
+OldGym = type("OldGym", (), {"__module__": "gym.envs.classic"})
+
+
+class MaskInInfo(Works):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return ZEROS, {"action_mask": np.ones(2, np.int8)}
+
+
+class MaskInStep(Works):
+    def step(self, action: Any) -> Any:
+        return ZEROS, 1.0, False, False, {"legal_actions": [0]}
+
+
+class MaskMethod(Works):
+    def action_masks(self) -> Any:
+        return np.ones(2, bool)
+
+
+class MaskSeen(Works):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"board": BOX, "action_mask": spaces.MultiBinary(2)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"board": ZEROS, "action_mask": np.ones(2, np.int8)}, {}
+
+    def step(self, action: Any) -> Any:
+        return self.reset()[0], 1.0, False, False, {}

@@ -30,9 +30,9 @@ SENTENCES = {
     "ShapeForASpace": "'observation_space' is tuple; set self.observation_space to one of gymnasium.spaces in",
     "NeedsASize": "cannot be called with the options {}: missing a required argument: 'size'; give the environment",
     "forgets_to_return": "returned None; it must return a gymnasium.Env",
-    "FourValues": "step() returned 4 values, but must return (observation, reward, terminated, truncated, info).",
-    "OnlyAnObservation": "reset() returned ndarray, but must return (observation, info).",
-    "NoSeed": "could not be reset: TypeError: NoSeed.reset() got an unexpected keyword argument 'seed'.",
+    "FourValues": "must return (observation, reward, terminated, truncated, info); that is old gym's API: wrap",
+    "OnlyAnObservation": "returned ndarray, but must return (observation, info); that is old gym's API: wrap",
+    "NoSeed": "reset() takes no seed; that is old gym's API: wrap",
     "RaisesWhenStepped": "could not be stepped: IndexError: index 7 is out of bounds for axis 0 with size 3 (",
     "NoReward": "'reward' is None, but must be one number.",
     "RewardIsNan": "'reward' of environment number 0 is nan.",
@@ -40,9 +40,13 @@ SENTENCES = {
     "OtherShape": "'observation' has shape (2,), but its space says (3,).",
     "Ragged": "'observation' cannot be made a numpy array: ValueError",
     "RaisesWhenClosed": "could not be closed: OSError: already gone (broken_envs.py, line",
-    "TorchVector": "'observation' is a torch.Tensor, but a vector environment must return numpy arrays; wrap it in",
+    "TorchVector": "'observation' is a torch.Tensor, but a vector environment must return numpy arrays: wrap it in",
     "Panics": "could not be stepped: Panic: index out of bounds (broken_envs.py, line",
-    "torch_rows": "'reward' is a torch.Tensor, but a vector environment must return numpy arrays; wrap it in",
+    "Parallel": "has several agents, as in PettingZoo, and Shoal trains one policy in an environment of one",
+    "Turns": "has several agents, as in PettingZoo, and Shoal trains one policy in an environment of one",
+    "ManyInOne": "has several agents, as in PettingZoo, and Shoal trains one policy in an environment of one",
+    "OldGym": "returned OldGym, an environment of gym; that is old gym's API: wrap it in shimmy.GymV21CompatibilityV0(",
+    "torch_rows": "'reward' is a torch.Tensor, but a vector environment must return numpy arrays: wrap it in",
 }
 MODULES = {
     "def make(:": "the module 'my_env' is not valid Python: invalid syntax (my_env.py, line 1).",
@@ -65,6 +69,22 @@ def test_a_broken_environment_is_told_in_one_sentence(name: str) -> None:
     assert SENTENCES[name] in said
     assert said.startswith(f"broken_envs:{name}")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("MaskInInfo", "its infos hold 'action_mask', which nobody reads"),
+        ("MaskInStep", "its infos hold 'legal_actions', which nobody reads"),
+        ("MaskMethod", "it has action_masks(), which nobody reads"),
+        ("MaskSeen", "its observation holds 'observation/action_mask', which the policy sees"),
+    ],
+)
+def test_a_mask_of_actions_is_told_not_to_be_obeyed(name: str, where: str) -> None:
+    said = here(f"broken_envs:{name}").mask_note
+    assert said is not None
+    assert said.startswith(f"broken_envs:{name}: {where}, but masks of actions are not obeyed yet")
+    assert here("broken_envs:Works").mask_note is None
 
 
 @pytest.mark.parametrize("text", MODULES)
