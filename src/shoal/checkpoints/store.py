@@ -25,7 +25,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 BEST = "best-"
 _SAVING, _REMOVING = ".saving-", ".removing-"
-_NAME = re.compile(r"(best-)?(\d{6,12})")
+_NAME = re.compile(r"(best-)?([0-9]{6,})")
 _PART = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 _BLOCK = 1 << 20
 

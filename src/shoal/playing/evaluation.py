@@ -60,8 +60,8 @@ def evaluate(
     """Greedy, fresh episodes of a policy or a run; the seed is drawn anew when none is given.
 
     Plays in the run's own environment as its evaluator did, or in `env`: an id, `module:factory` or a function, which
-    gets none of the run's options. `env_options` take the place of those that the environment had. `tell` hears of it
-    where it takes long. `trust` as for `shoal.load`.
+    gets none of the run's options. `env_options` are added to those of the run, and go before them. `tell`
+    hears of it where it takes long. `trust` as for `shoal.load`.
     """
     validate(_Asked(episodes, seed))
     if not isinstance(source, TrainedPolicy):
@@ -113,9 +113,14 @@ def environment_config(
     """The policy's config with the environment in which it is to play. The run's options are those of its own."""
     given: dict[str, Any] = {"env": env, "env_options": env_options}
     changes = {name: value for name, value in given.items() if value is not None}
+    recorded = [name for name in records.OF_ENVIRONMENT if name != "env" or env is None]
     if env is not None and records.recorded_value(env) != records.recorded_value(policy.config.env):
-        changes = dict.fromkeys(records.OF_ENVIRONMENT) | changes
-    records.admit_fields(policy.run, [name for name in records.OF_ENVIRONMENT if name not in changes], trust)
+        changes, recorded = dict.fromkeys(records.OF_ENVIRONMENT) | changes, []
+    elif env_options is not None and "env_options" in (directory.read_config(policy.run).get("lost") or []):
+        recorded.remove("env_options")  # what no file could hold is given again, as it was asked for
+    elif env_options is not None:
+        changes["env_options"] = {**(policy.config.env_options or {}), **env_options}
+    records.admit_fields(policy.run, recorded, trust)
     return dataclasses.replace(policy.config, **changes) if changes else policy.config
 
 

@@ -295,6 +295,14 @@ def test_it_learns_to_remember_a_cue() -> None:
     assert np.mean(evaluate(task, judge, 200)) > 0.9
 
 
+def test_the_atari_preset_fits_a_laptop_and_the_papers_is_beside_it() -> None:
+    def gigabytes(preset: str) -> float:
+        return PRESETS[preset]["capacity"] * PRESETS[preset]["period"] * 84 * 84 / 1e9
+
+    assert gigabytes("atari") < 2
+    assert gigabytes("paper") > 28
+
+
 def test_presets_set_fields_that_exist() -> None:
     for preset in PRESETS.values():
         Config(**preset)

@@ -288,3 +288,12 @@ def test_the_newest_is_always_kept(tmp_path: Path) -> None:
     for updates in range(3):
         store.save({"learner": {"updates": updates}}, {})
     assert store.names() == ("000004", ["000003"])
+
+
+def test_a_checkpoint_after_one_with_a_very_large_number_is_found(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    (tmp_path / "000001").rename(tmp_path / "999999999999")
+    made = Checkpoints(tmp_path).save({"learner": {}}, {"updates": 2})
+    newest, _ = Checkpoints(tmp_path).newest()
+    assert newest is not None
+    assert newest.path == made.path

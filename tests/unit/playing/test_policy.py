@@ -247,6 +247,22 @@ class Plain(Nested):
     """Takes none."""
 
 
+class Bent(Stretched):
+    made: tuple[float, float] = (0.0, 0.0)
+
+    def __init__(self, stretch: float = 1.0, bend: float = 0.0) -> None:
+        super().__init__(stretch)
+        Bent.made = (stretch, bend)
+
+
+def test_options_that_are_given_are_added_to_those_of_the_run(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", env=Bent, env_options={"stretch": 2.0})
+    shoal.evaluate(run, episodes=1, env_options={"bend": 3.0})
+    assert Bent.made == (2.0, 3.0)
+    shoal.evaluate(run, episodes=1, env_options={"stretch": 4.0})
+    assert Bent.made == (4.0, 0.0)
+
+
 def test_another_environment_gets_none_of_the_runs_options(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run", env=Stretched, env_options={"stretch": 2.0})
     assert shoal.evaluate(run, episodes=1, env=Plain).env == "Plain"

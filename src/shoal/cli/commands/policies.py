@@ -23,7 +23,7 @@ class EvalOptions:
     env: str | None = None
     """module:factory or id in place of the recorded one."""
     env_options: NamedValues | None = None
-    """An option of the environment; all of them together in place of the recorded ones."""
+    """An option of the environment, beside the recorded ones or in place of the one of that name."""
     network: str | None = None
     """module:factory in place of the recorded one."""
     core: str | None = None
