@@ -17,8 +17,8 @@ from shoal.algorithms import apex_dqn, impala
 from shoal.config import config
 from shoal.envs import Envs, EnvSpec
 from shoal.envs.episodes import EpisodeLog
-from shoal.loops.actor import EnvRunner
-from shoal.loops.loop import EXACT, RowLoop
+from shoal.loops.actor import RowLoop
+from shoal.loops.loop import EXACT
 from shoal.loops.wiring import ReplayHandles, Settings, Wiring, make_envs
 from shoal.program import Program, current
 from shoal.replay import Pattern, Replay, Table, n_step, rollout
@@ -77,7 +77,7 @@ class Seat:
         self.name, self.log = name, EpisodeLog(count)
         self.stage: Stage = "playing"
         self.policy, self._weights = make_policy(seed), weights
-        self._send = Sender(self.policy, replays, patterns, f"{current().name}/{name}")
+        self._send = Sender(self.policy, replays, patterns, current().name)
         self._recorder = Recorder(self.policy, count, rows, self._keep)
         self._block: Columns = {}
         self.load_newest()
@@ -150,16 +150,12 @@ class SharedActor(RowLoop):
     """Steps environments of which each seat plays its share. One step is one row, and sending what it completed."""
 
     role = Role.ACTOR
-    restart = True
-    spread = True
 
     def __init__(
         self, make_envs: Callable[[int], Envs], seats: Sequence[Callable[[int, int], Seat]], metrics: Metrics
     ) -> None:
-        super().__init__()
         seed = current().seed
-        self._runner = EnvRunner(make_envs(seed), metrics)
-        self._reporter = self._runner.report
+        super().__init__(make_envs(seed), metrics)
         share = self._runner.envs.count // len(seats)
         self._parts = [slice(index * share, (index + 1) * share) for index in range(len(seats))]
         self._seats = [make(seed + 1 + index, share) for index, make in enumerate(seats)]
@@ -220,12 +216,6 @@ class SharedActor(RowLoop):
             seat.load_state_dict({name: part for name, part in state[seat.name].items() if exact or name != EXACT})
         if kept and EXACT in state:
             self._reporter.load_state_dict(state[EXACT]["reporter"])
-
-    def _open_episodes(self) -> int:
-        return self._runner.envs.open_episodes()
-
-    def close(self) -> None:
-        self._runner.envs.close()
 
 
 def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:

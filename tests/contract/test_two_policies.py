@@ -99,6 +99,12 @@ def test_actors_that_hold_both_feed_two_methods(two_runtimes: Start) -> None:
     policy.load(other)  # each has what its own policy can take
     with pytest.raises((KeyError, ValueError, RuntimeError)):
         policy.load(one)
+    run.add(run.program.next_member("actors"))
+    wait_until(run, lambda: "actor/2" in metrics.snapshot()["nodes"])
+    run.remove("actor/2")
+    wait_until(run, lambda: "actor/2" not in metrics.snapshot()["nodes"])
+    before = counted("learner_steps")
+    wait_until(run, lambda: counted("learner_steps") > before + 20)
 
 
 @pytest.mark.parametrize(("lost", "spared"), [LEARNERS, LEARNERS[::-1]])

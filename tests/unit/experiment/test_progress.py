@@ -93,6 +93,9 @@ def test_the_bottleneck_is_who_waits_least(actor_waits: float, learner_waits: fl
     if actor_waits == 0.6:
         times["actor/0"] = {"environment": 0.2, "inference": 0.2, "waiting to insert": 0.6}
     assert bottleneck(times, {"actor/0": "actor"}) == expected
+    judged = times | {"blue/evaluator": {"waiting": 1.0}}
+    roles = {"actor/0": "actor", "blue/evaluator": "blue evaluator"}
+    assert bottleneck(judged, roles) == expected, "nobody waits for an evaluator, of whatever policy"
 
 
 def test_a_sparkline_spans_from_the_lowest_to_the_highest() -> None:
