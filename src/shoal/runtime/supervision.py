@@ -16,8 +16,8 @@ from shoal.types import Role
 
 SETTLING = 2.0  # seconds in which the cause of a failed call shows up: a dead node is named, not those who called it
 STARTING = 60.0  # seconds, at the least, that a node's process may take to its first sign of life
-LEAVING = 20.0  # seconds in which a node that is to leave comes to the end of its step
-FINISHING = 5.0  # seconds that it has after that to end where it is, and to report
+LEAVING = 5.0  # seconds in which a node that is to leave comes to the end of its step
+FINISHING = 2.0  # seconds that it has after that to end where it is, and to report
 STOPPING = 4.0  # seconds that its process has to end
 TICK = 1.0  # the most that the clock of hangs advances at once: while this process stood still, so did the others
 

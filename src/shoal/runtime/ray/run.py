@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -61,6 +61,7 @@ class Process:
     public_key: bytes = b""
     machine: str = ""  # as Ray calls it
     begun: bool = False
+    untold: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)  # calls that wait until it has begun
 
 
 class RayRun(ProcessRun):
@@ -159,6 +160,14 @@ class RayRun(ProcessRun):
             ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process.pid)
         self._killed.append(Lost(name, "was killed"))
 
+    def tell(self, name: str, method: str, *arguments: object) -> None:
+        """As everywhere; a node that waits for its place hears it when it has begun."""
+        process = self._processes.get(name)
+        if process is None or process.begun:
+            super().tell(name, method, *arguments)
+        else:
+            process.untold.append((method, arguments))
+
     def stop(self, name: str) -> None:
         if name in self._processes:
             self._processes[name].actor.stop.remote()
@@ -227,12 +236,15 @@ class RayRun(ProcessRun):
         callees = {callee: self._endpoint(callee) for callee in node.callees()}
         certificate = self._authority.sign(process.public_key)
         process.actor.begin.remote(cloudpickle.dumps(node), process.context, callees, certificate)
-        if process.context.restarts and process.endpoint is not None:
-            for caller in self._processes.values():
-                if caller.endpoint is not None and name in caller.node.callees():
+        if not self._placing and process.endpoint is not None:
+            for caller in self._processes.values():  # who has begun while this node was nowhere, or elsewhere
+                if caller.begun and name in caller.node.callees():
                     caller.actor.reconnect.remote(name, process.endpoint)
             for lane in self._lanes.get(name, ()):
                 lane.replace(connect(process.endpoint, self._identity))
+        untold, process.untold = process.untold, []
+        for method, arguments in untold:
+            self.tell(name, method, *arguments)
 
     def _endpoint(self, name: str) -> Endpoint:
         """Where a node listens; nowhere while it is being started again."""
