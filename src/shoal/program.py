@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import fnmatch
 import inspect
+import itertools
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -241,12 +242,17 @@ class Program:
 
     def next_member(self, group: str) -> Node:
         """A node as the group's others are, under the lowest number that is free."""
+        return self.next_members(group, 1)[0]
+
+    def next_members(self, group: str, count: int) -> list[Node]:
+        """So many of them, under the lowest numbers."""
         alike = self.group(group).members
         if group not in self.stems or not alike:
             known = ", ".join(self.stems) or "none"
             raise ValueError(f"the program has no group {group!r} whose members are made alike (there are: {known})")
-        names = (f"{self.stems[group]}/{index}" for index in range(len(self.nodes) + 1))
-        return replace(alike[0], name=next(name for name in names if name not in self.nodes), start=None)
+        names = (f"{self.stems[group]}/{index}" for index in itertools.count())
+        free = itertools.islice((name for name in names if name not in self.nodes), count)
+        return [replace(alike[0], name=name, start=None) for name in free]
 
     # ---- what belongs to a node
 

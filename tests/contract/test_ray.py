@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from growing_nodes import Board, Worker
 from probe_nodes import Clock, Service
+from starting import wait_until
 from test_programs import UPDATES, finish, tiny_program
 
 from shoal.errors import UserError
@@ -165,3 +167,20 @@ def test_a_program_of_every_family_runs_on_ray(algorithm: str) -> None:
         assert number(version) >= UPDATES
         assert all(np.isfinite(value).all() for value in weights.values())
         assert run.supervisor.restarts.total() == 0
+
+
+def test_who_is_told_something_before_it_has_a_place_hears_it_there() -> None:
+    """Nodes begin some time after they were added: how many there are by then, and that they are to leave."""
+    program = Program()
+    board = program.add("board", Board)
+    program.group("workers").add_alike("worker", 1, Worker, board)
+    with launch(program, "ray") as run:
+        said = run.client(board).said
+        for _ in range(2):
+            run.add(program.next_member("workers"))
+        wait_until(run, lambda: {sign[0] for sign in said()["signs"] if sign[4] == 3} == set(program.nodes) - {"board"})
+        run.add(program.next_member("workers"))
+        run.remove("worker/3")
+        run.remove("worker/2")
+        wait_until(run, lambda: sorted(said()["forgotten"]) == ["worker/2", "worker/3"])
+        assert "worker/2" in said()["lefts"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.errors import UserError
 from shoal.program import Program
-from shoal.runs.requests import take_scale
+from shoal.runs.requests import is_waiting, take_scale
 from shoal.runtime import Run
 from shoal.types import Role
 
@@ -32,20 +32,19 @@ class Scaling:
         """`rebuild` makes the config for so many actors, or raises `UserError` where that cannot be; `tell` is told the
         sentence, and what a row of the metrics says of it."""
         self._run, self._path, self._rebuild, self._tell = run, path, rebuild, tell
+        self._refused: str | None = None  # what was said of something that cannot be removed
 
     def look(self) -> Any:
         """Do what is asked for; the config that the run has from now on, where that is another."""
+        found = None
         try:
-            wanted = take_scale(self._path)
-            if wanted is None:
-                return None
-            found = None
-            for group, count in wanted.items():
+            for group, count in (take_scale(self._path) or {}).items():
                 found = self.scale(group, count) or found
-            return found
         except UserError as refused:
-            self._tell(f"not scaled: {refused}", {"refused": str(refused)})
-            return None
+            if str(refused) != self._refused:
+                self._tell(f"not scaled: {refused}", {"refused": str(refused)})
+            self._refused = str(refused) if is_waiting(self._path) else None
+        return found
 
     def scale(self, group: str, count: int) -> Any:
         program = self._run.program
@@ -53,13 +52,8 @@ class Scaling:
         if group not in before:
             raise UserError(f"there is no group {group!r} that can grow or shrink here: there is {', '.join(before)}.")
         cfg = self._rebuild(count) if group == ACTORS else None
-        for _ in range(count - before[group]):
-            try:
-                self._run.add(program.next_member(group))
-            except UserError as full:  # this machine has no room for more
-                done = sizes(program)[group]
-                self._tell(f"{group}: {before[group]} → {done}, not {count}: {full}", {group: done})
-                return self._rebuild(done) if group == ACTORS else None
+        if count > before[group]:
+            self._run.add(*program.next_members(group, count - before[group]))
         leaving = sorted(program.group(group).members, key=lambda node: int(node.name.rpartition("/")[2]))[count:]
         for node in reversed(leaving):
             self._run.remove(node.name)

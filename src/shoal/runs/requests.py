@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -26,6 +27,12 @@ def is_waiting(run: Path) -> bool:
     return os.path.lexists(run / SCALE)
 
 
+def withdraw(run: Path) -> None:
+    """Remove a request, where it can be removed."""
+    with contextlib.suppress(OSError):  # a folder, or in a folder that cannot be written
+        (run / SCALE).unlink(missing_ok=True)
+
+
 def take_scale(run: Path) -> dict[str, int] | None:
     """The sizes that are asked for, once; None where nothing is. A file that is no request is removed and refused."""
     path = run / SCALE
@@ -35,9 +42,10 @@ def take_scale(run: Path) -> dict[str, int] | None:
         with open(open_own(path, os.O_RDONLY), "rb") as file:
             sizes = json.loads(file.read(LARGEST))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no request to scale ({error}): use shoal scale.") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise UserError(f"{path} is no request to scale ({reason}): use shoal scale.") from None
     finally:
-        path.unlink(missing_ok=True)
+        withdraw(run)
     if not isinstance(sizes, dict):
         raise UserError(f"{path} is no request to scale: use shoal scale.")
     for group, size in sizes.items():
@@ -48,5 +56,6 @@ def take_scale(run: Path) -> dict[str, int] | None:
 def check_size(group: str, size: object) -> int:
     """A number of members that can be asked for."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST:
-        raise UserError(f"{group}={size} cannot be had: give a whole number from 1 to {MOST:,}.")
+        asked = f"{group}={size}" if isinstance(size, int | float) and group.isprintable() else "What is asked for"
+        raise UserError(f"{asked} cannot be had: give a whole number from 1 to {MOST:,}.")
     return size

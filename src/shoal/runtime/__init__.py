@@ -30,9 +30,10 @@ class Run(Protocol):
     def replace(self, name: str, reason: str) -> None:
         """Kill a node's process and start it again by the rules for a lost one."""
 
-    def add(self, node: Node) -> None:
-        """Take a further node into the running program (`program.next_member` makes one of a group) and tell those who
-        want to know (`Offers.regroup`). Under a name that was used before it begins a new life."""
+    def add(self, *nodes: Node) -> None:
+        """Take further nodes into the running program (`program.next_member` makes one of a group) and tell those who
+        want to know (`Offers.regroup`): all of them, or none where there is no room for all (`UserError`). Under a name
+        that was used before a node begins a new life."""
 
     def remove(self, name: str) -> None:
         """Have a node leave: it ends after its present step, what it was in the middle of is counted as lost, and what

@@ -178,10 +178,11 @@ class InlineRun:
         """Nodes share a process here: none can be killed."""
         raise RuntimeError(f"node {name!r} cannot be replaced on the inline runtime ({reason})")
 
-    def add(self, node: Node) -> None:
-        """Start a further node, whose turns come after all others'."""
-        self._order.setdefault(node.name, len(self._order))
-        self._supervision.add(node)
+    def add(self, *nodes: Node) -> None:
+        """Start further nodes, whose turns come after all others'."""
+        for node in nodes:
+            self._order.setdefault(node.name, len(self._order))
+        self._supervision.add(*nodes)
 
     def remove(self, name: str) -> None:
         """Have a node leave after its present step, while the run goes on."""

@@ -52,9 +52,9 @@ class ProcessRun(abc.ABC):
         """Kill a node and have it started again like one that was lost."""
         self._supervision.replace(name, reason)
 
-    def add(self, node: Node) -> None:
-        """Start a further node."""
-        self._supervision.add(node)
+    def add(self, *nodes: Node) -> None:
+        """Start further nodes."""
+        self._supervision.add(*nodes)
 
     def remove(self, name: str) -> None:
         """Have a node leave after its present step, while the run goes on."""

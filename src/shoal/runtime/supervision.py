@@ -194,11 +194,11 @@ class Supervision:
 
     # ---- growing and shrinking
 
-    def add(self, node: Node) -> None:
-        """Take a further node into the running program. Under a name that was used before it begins a new life."""
-        self.program.insert(node)
-        if node.name not in self._leaving:  # else when that is gone
-            self._join(node)
+    def add(self, *nodes: Node) -> None:
+        """Take further nodes into the running program. Under a name that was used before one begins a new life."""
+        for node in nodes:
+            self.program.insert(node)
+        self._join(*(node for node in nodes if node.name not in self._leaving))  # else when that is gone
 
     def remove(self, name: str) -> None:
         """Have a node leave: it ends after its present step, and is not missed. The program is without it at once; the
@@ -217,12 +217,14 @@ class Supervision:
         else:  # it makes no steps
             self._leaving[name].until = self._clock()
 
-    def _join(self, node: Node) -> None:
-        if node.name in self._used:
-            self.supervisor.lives[node.name] += 1
-        self._used.add(node.name)
+    def _join(self, *nodes: Node) -> None:
+        for node in nodes:
+            if node.name in self._used:
+                self.supervisor.lives[node.name] += 1
+            self._used.add(node.name)
         self._regroup()
-        self._start(node)
+        for node in nodes:
+            self._start(node)
 
     def _regroup(self) -> None:
         """Tell everybody who wants to know how many there are now."""

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from shoal import envs
+from shoal.algorithms import impala
 from shoal.errors import UserError
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.learner import LearnerLoop
-from shoal.loops.wiring import ReplayFrontend, Wiring
+from shoal.loops.wiring import ReplayFrontend, Settings
 from shoal.loops.worker import Publisher, WorkerLoop
 from shoal.program import Node, Program, Resources
 from shoal.replay import Replay
@@ -66,21 +68,22 @@ def test_what_there_are_many_of_is_spread_over_the_machines(joined: cluster.Clus
     assert (moved.node_id, moved.soft) == ("b" * 56, False), "Ray takes an inclination lightly"
 
 
-def gpus(joined: cluster.Cluster, pattern: str, device: str, share: int = 0) -> dict[str, Any]:
-    """What Ray is asked for, for a node that works on a device."""
-    program = Program()
-    program.add("learner", LearnerLoop)  # type: ignore[call-arg]
-    program.add("actor/0", ActorLoop)  # type: ignore[call-arg]
-    wiring = Wiring.__new__(Wiring)
-    wiring.program = program
-    wiring.place(pattern, device, share=share)
-    return {name: joined.options(node)["num_gpus"] for name, node in program.nodes.items()}
+def gpus(joined: cluster.Cluster, **devices: str) -> dict[str, Any]:
+    """What Ray is asked for, for the nodes of a program that work on devices."""
+    cfg = impala.Config(env="CartPole-v1", actors=3, **devices)
+    program = impala.program(cfg, envs.describe("CartPole-v1"), Settings())
+    asked = {name: joined.options(node)["num_gpus"] for name, node in program.nodes.items()}
+    return {name: share for name, share in asked.items() if share}
 
 
 def test_who_computes_on_cuda_asks_for_a_gpu_and_nobody_else(joined: cluster.Cluster) -> None:
-    assert gpus(joined, "learner", "cuda") == {"learner": 1.0, "actor/0": 0}
-    assert gpus(joined, "actor/*", "cuda:0", share=4) == {"learner": 0, "actor/0": 0.25}
-    assert gpus(joined, "learner", "cpu") == {"learner": 0, "actor/0": 0}
+    acting = ("actor/0", "actor/1", "actor/2", "evaluator")
+    assert gpus(joined, device="cuda") == {"learner": 1.0}
+    assert gpus(joined, acting_device="cuda:0") == pytest.approx(dict.fromkeys(acting, 0.25), abs=2e-4)
+    assert gpus(joined) == {}
+    shared = gpus(joined, device="cuda", acting_device="cuda")
+    assert shared == pytest.approx({"learner": 0.75} | dict.fromkeys(acting, 0.0625), abs=2e-4)
+    assert sum(shared.values()) <= 1.0, "one GPU is enough"
 
 
 def test_who_asks_for_something_is_placed_where_that_is(joined: cluster.Cluster) -> None:

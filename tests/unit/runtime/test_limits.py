@@ -58,3 +58,26 @@ def test_a_hundred_thousand_nodes_are_refused_before_one_is_started() -> None:
 def test_the_number_of_nodes_that_would_fit_is_a_share_of_those_asked_for() -> None:
     with pytest.raises(UserError, match=r"about 50 nodes would fit"):
         check(program(100), Limits(tasks=402 / limits.SHARE / 2, files=1e6, memory=1e12))
+
+
+def test_nodes_that_are_added_are_counted_together_and_only_their_memory_is_asked_for() -> None:
+    described = Program()
+    described.group("actors").add_alike("actor", 100, Actor, described.add("service", Service))
+    room = Limits(tasks=1e6, files=1e6, memory=50 * limits.NODE_MEMORY / limits.SHARE)
+    check(described, room, more=described.next_members("actors", 50))
+    with pytest.raises(UserError, match=r"^152 nodes need at least .* would fit"):
+        check(described, room, more=described.next_members("actors", 51))
+    with pytest.raises(UserError, match="open files"):
+        check(described, Limits(tasks=1e6, files=555, memory=1e12), more=described.next_members("actors", 50))
+
+
+def test_nodes_that_do_not_fit_are_not_added_to_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = Program()
+    described.group("actors").add_alike("actor", 1, Actor, described.add("service", Service))
+    with launch(described, "local") as run:
+        monkeypatch.setattr(Limits, "here", lambda: Limits(tasks=1e6, files=1e6, memory=3 * limits.NODE_MEMORY))
+        with pytest.raises(UserError, match="5 nodes need at least"):
+            run.add(*described.next_members("actors", 3))
+        assert set(run.pids()) == set(described.nodes) == {"service", "actor/0"}
+        run.add(*described.next_members("actors", 2))
+        assert set(run.pids()) == {"service", "actor/0", "actor/1", "actor/2"}

@@ -6,9 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.cli.commands.common import OK, Commands, parse, warn
 from shoal.errors import UserError
+
+if TYPE_CHECKING:
+    from shoal.runs.run_lists import RunState
 
 LOOK = 0.1  # seconds between two looks at whether the run has heard
 
@@ -27,17 +31,16 @@ def run(words: Sequence[str]) -> int:
     if len(words) < 2 or any("=" not in word for word in words[1:]):
         raise UserError("shoal scale needs a run directory and what to change: shoal scale runs/NAME actors=4.")
     path = Path(words[0])
-    sizes = dict(_size(word) for word in words[1:])
+    sizes: dict[str, int] = {}
+    for group, size in (_size(word) for word in words[1:]):
+        if sizes.setdefault(group, size) != size:
+            raise UserError(f"{group} is given twice, as {sizes[group]} and as {size}: give one number.")
     from shoal.runs import requests
     from shoal.runs.run_lists import state_of
     from shoal.runs.tables import latest
 
-    state = state_of(path).state
-    if state != "running":
-        more = (
-            f"shoal resume {path} --actors N starts it with another number" if state != "finished" else "it has ended"
-        )
-        raise UserError(f"The run in {path} is not running ({state}): {more}.")
+    if (found := state_of(path)).state != "running":
+        raise _not_running(found)
     known = latest(path).get("progress", {}).get("members", sizes)
     for group in sizes:
         if group not in known:
@@ -46,6 +49,9 @@ def run(words: Sequence[str]) -> int:
     requests.ask_to_scale(path, sizes)
     deadline = time.monotonic() + options.wait
     while requests.is_waiting(path) or latest(path).get("scale") == before:
+        if (found := state_of(path)).state != "running":
+            requests.withdraw(path)  # or a run that goes on from there would take it
+            raise _not_running(found)
         if time.monotonic() > deadline:
             warn(f"{path} has not answered yet; it does what was asked for when it looks the next time")
             return OK
@@ -55,6 +61,11 @@ def run(words: Sequence[str]) -> int:
         raise UserError(answer["refused"])
     print(answer.get("text", ""))
     return OK
+
+
+def _not_running(run: RunState) -> UserError:
+    remedy = f"shoal resume {run.path} --actors N goes on with another number" if run.resumable else "it has ended"
+    return UserError(f"The run in {run.path} is not running ({run.state}): {remedy}.")
 
 
 def _size(word: str) -> tuple[str, int]:

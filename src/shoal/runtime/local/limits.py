@@ -6,10 +6,11 @@ import contextlib
 import os
 import resource
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal.errors import UserError
-from shoal.program import Program
+from shoal.program import Node, Program
 
 NODE_MEMORY = 8 << 20  # bytes that a forked node takes at the least, before its environments do anything
 SPARE_FILES = 256  # that a process has open beside its streams to other nodes
@@ -52,20 +53,20 @@ def _free_memory() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def check(program: Program, limits: Limits, more: int = 0) -> None:
-    """Refuse what cannot be run here, or not with so many nodes `more`, whose memory is asked for alone. A node has two
-    threads of its own, and two for each node that calls it."""
-    nodes = len(program.nodes) + more
-    callers = Counter(callee for node in program.nodes.values() for callee in node.callees())
+def check(program: Program, limits: Limits, more: Collection[Node] = ()) -> None:
+    """Refuse what cannot be run here, or not with `more` nodes, whose memory is asked for alone. A node has two threads
+    of its own, and two for each node that calls it."""
+    nodes, new = len(program.nodes) + len(more), len(more) or len(program.nodes)
+    callers = Counter(callee for node in (*program.nodes.values(), *more) for callee in node.callees())
     tasks = 2 * nodes + 2 * callers.total()
     files = max([nodes, *(2 * count for count in callers.values())]) + SPARE_FILES
     needs = (
         (tasks, SHARE * limits.tasks, f"{tasks:,} processes and threads", f"{limits.tasks:,.0f} are allowed"),
         (files, limits.files, f"{files:,} open files in one process", f"{limits.files:,.0f} are allowed (ulimit -n)"),
         (
-            (more or nodes) * NODE_MEMORY,
-            SHARE * limits.memory,
-            f"{nodes * NODE_MEMORY / 2**30:,.0f} GB of memory",
+            nodes * NODE_MEMORY,
+            SHARE * limits.memory + (nodes - new) * NODE_MEMORY,
+            f"{new * NODE_MEMORY / 2**30:,.0f} GB of memory",
             f"{limits.memory / 2**30:,.1f} GB are free",
         ),
     )

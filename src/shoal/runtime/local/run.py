@@ -164,9 +164,9 @@ class LocalRun(ProcessRun):
             self.supervisor.started(ZYGOTE.name)
         return [event for event in told if event is not None]
 
-    def add(self, node: Node) -> None:
-        limits.check(self.program, limits.Limits.here(), more=1)
-        super().add(node)
+    def add(self, *nodes: Node) -> None:
+        limits.check(self.program, limits.Limits.here(), more=nodes)
+        super().add(*nodes)
 
     def stop(self, name: str) -> None:
         if name in self._processes:
