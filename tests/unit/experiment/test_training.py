@@ -215,7 +215,7 @@ def test_a_run_that_cannot_go_on_after_all_lets_go_of_its_lock(tmp_path: Path, m
     lock = RunLock(tmp_path)
     lock.acquire()
     plan: Any = SimpleNamespace(cfg=None, resumed=SimpleNamespace(lock=lock))
-    monkeypatch.setattr("shoal.experiment.training.plan", lambda *given: plan)
+    monkeypatch.setattr("shoal.experiment.training.plan", lambda *given, **trusted: plan)
     with pytest.raises(UserError, match="no such environment"):
         go_on(tmp_path, {}, {}, 0.0)
     with RunLock(tmp_path):
