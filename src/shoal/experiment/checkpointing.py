@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoints import CheckpointFailed, Checkpoints
-from shoal.experiment.ending import EVALUATOR, LEARNER, METRICS, WEIGHTS, done
+from shoal.experiment.ending import LEARNER, METRICS, WEIGHTS, done
 from shoal.experiment.exact import EXACT, Moment, for_others
 from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
 from shoal.program import Future, Handle, Node, NodeDied, Program, futures, offers
@@ -68,7 +68,7 @@ class Checkpointer:
         self._replays = saving_nodes(program) if options.checkpoint_replay else []
         self._moment = Moment.of(run, program, store.directory.parent, options.checkpoint_replay)
         self._tag = ""  # of the replays' saves: the name of the checkpoint that they are for
-        self._evaluated = EVALUATOR.name in program.nodes
+        self._evaluator, self._weights = program.find(Role.EVALUATOR), program.find(Role.WEIGHTS)
         self._next = options.checkpoint_every if self._moment is None else None  # there the clock goes on
         begun = 0 if self._moment is None else self._moment.updates()
         self._next_updates = _following(begun, self._updates_between or 1)
@@ -149,8 +149,8 @@ class Checkpointer:
             self._moment = None
             return
         found = None
-        if best is not None and (self._best is None or best > self._best):
-            found = states[EVALUATOR.name][EXACT]["best"]
+        if self._evaluator is not None and best is not None and (self._best is None or best > self._best):
+            found = states[self._evaluator.name][EXACT]["best"]
         self._write(states, meta | told, found)
 
     def _due(self, now: float, updates: int) -> bool:
@@ -161,13 +161,14 @@ class Checkpointer:
 
     def _ask(self, best: float | None) -> dict[str, Future]:
         calls = {name: self._call(name, "state_dict") for name in asked_for(self._program)}
-        calls[WEIGHTS.name] = self._call(WEIGHTS.name, "newer", NONE)
+        if self._weights is not None:
+            calls[self._weights.name] = self._call(self._weights.name, "newer", NONE)
         self._tag, kept = self._store.names()
         for node in self._replays:
             folder = folder_of(self._store.directory.parent, node)
             calls[node] = self._call(node, "save", str(folder), tag=self._tag, keep=kept)
-        if self._evaluated and best is not None and (self._best is None or best > self._best):
-            calls[EVALUATOR.name] = self._call(EVALUATOR.name, "best")
+        if self._evaluator is not None and best is not None and (self._best is None or best > self._best):
+            calls[self._evaluator.name] = self._call(self._evaluator.name, "best")
         return {name: call for name, call in calls.items() if call is not None}
 
     def _call(self, node: str, method: str, *arguments: Any, **named: Any) -> Future | None:
@@ -250,7 +251,7 @@ class Checkpointer:
     def _write(self, states: States, meta: dict[str, Any], best: Any = None) -> None:
         try:
             if EXACT not in meta:
-                best = states.pop(EVALUATOR.name, None)
+                best = None if self._evaluator is None else states.pop(self._evaluator.name, None)
             others = {node.policy: states[node.name]["updates"] for node in self._learners() if node.policy != MAIN}
             parts, meta = as_parts(states, meta | ({POLICIES: others} if others else {}))
             self._store.save(parts, meta)

@@ -37,7 +37,7 @@ class Moment:
 
     def __init__(self, run: Any, program: Program, run_directory: Path) -> None:
         self._run, self._directory = run, run_directory
-        self._replays = replay_nodes(program)
+        self._program, self._replays = program, replay_nodes(program)
 
     @staticmethod
     def of(run: Run, program: Program, run_directory: Path, saves_replay: bool) -> Moment | None:
@@ -50,7 +50,8 @@ class Moment:
         return bool(self._run.still(ended))
 
     def updates(self) -> int:
-        learner = self._run.target(LEARNER.name)
+        found = self._program.find(Role.LEARNER) or self._program.find(Role.PUBLISHER)
+        learner = None if found is None else self._run.target(found.name)
         return 0 if learner is None else int(learner.updates)
 
     def wait(self, seconds: float, until: Callable[[], bool]) -> None:

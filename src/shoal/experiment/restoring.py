@@ -10,14 +10,13 @@ from typing import Any
 from torch import nn
 
 from shoal.errors import UserError
-from shoal.experiment.ending import LEARNER, METRICS
 from shoal.nets.transfer import freeze, transfer
 from shoal.program import Program
 from shoal.runs.options import RunOptions
 from shoal.runs.saved_weights import find_weights
 from shoal.services.gradients import STATES
 from shoal.services.metrics import LASTING
-from shoal.types import Arrays
+from shoal.types import Arrays, Role
 
 LEARNER_STEPS = "learner_steps"
 
@@ -35,13 +34,16 @@ class Restored:
     def start(self, program: Program) -> None:
         """Have the learner begin with them."""
         state = {"updates": self.updates, "refused": 0, "weights": dict(self.weights), "partial": self.partial}
-        program.start_from(LEARNER.name, state)
-        if self.metrics is not None:
-            program.start_from(METRICS.name, self._counted(program, self.metrics))
+        learner = program.find(Role.LEARNER) or program.find(Role.PUBLISHER)
+        assert learner is not None, "somebody begins with weights"
+        program.start_from(learner.name, state)
+        metrics = program.find(Role.METRICS)
+        if self.metrics is not None and metrics is not None:
+            program.start_from(metrics.name, self._counted(program, self.metrics))
 
     def _counted(self, program: Program, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """A gradient service counts updates itself, from those on that it begins with."""
-        if not any(name.partition("/")[0] == "gradients" for name in program.nodes):
+        if not program.with_role(Role.GRADIENTS):
             return dict(metrics)
         others = {name: count for name, count in metrics["counts"].items() if name != LEARNER_STEPS}
         return {**metrics, "counts": others, "lives": {STATES: [LASTING, {LEARNER_STEPS: float(self.updates)}]}}

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.experiment.ending import METRICS
 from shoal.experiment.replay_saves import folder_of, replay_nodes
 from shoal.program import Program
 from shoal.runtime import Supervisor
@@ -29,7 +28,8 @@ class Reviving:
         self._saved = dict(saved)  # the name of each replay's newest complete save
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.states[METRICS.name] = self._metrics
+        for node in self._program.with_role(Role.METRICS):
+            supervisor.states[node.name] = partial(self._metrics, node.name)
         for name in replay_nodes(self._program):
             supervisor.states[name] = partial(self._replay, name)
         for node in self._program.with_role(Role.LEARNER, Role.PUBLISHER):
@@ -43,9 +43,9 @@ class Reviving:
         """Replays have saved their tables under these names."""
         self._saved.update(tags)
 
-    def _metrics(self) -> Any:
+    def _metrics(self, name: str) -> Any:
         if self._snapshot is None:
-            return self._start_of(METRICS.name)
+            return self._start_of(name)
         return next_life(*self._snapshot)
 
     def _start_of(self, name: str) -> Any:

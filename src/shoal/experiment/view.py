@@ -386,7 +386,7 @@ def summary(result: Result) -> list[str]:
     elif result.lost_environments:
         lines.append(f"{many(result.lost_environments, 'environment')} replaced" + _of_episodes(result.lost_share))
     if result.lost:
-        lines.append(f"{lost(result.lost)} with nodes that were started again")
+        lines.append(f"{lost(result.lost)} with nodes that were started again or have left")
     lines.append(f"bottleneck: {result.bottleneck}")
     if result.advice is not None:
         lines.append(f"for more speed: {result.advice}")

@@ -107,7 +107,7 @@ def make(tmp_path: Path, policies: bool = False, **options: Any) -> tuple[Checkp
         program.group("blue/learners", policy="blue").add("blue/learner", Learner)
         program.group("blue/weights", policy="blue").add("blue/weights", Store)
     program.add("actor/0", Kept)
-    program.add("evaluator", Plain)
+    program.group("evaluator", Role.EVALUATOR).add("evaluator", Plain)
     if options.get("checkpoint_replay"):
         for name in ("replay/0", "replay/1"):
             program.add(name, Replay, [Table("items", 3, sampler=Uniform(), limiter=MinSize(1))])
