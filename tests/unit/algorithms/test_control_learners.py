@@ -18,6 +18,7 @@ from transitions import Columns, Spec, batch_of, stored, tensors
 
 from shoal import envs
 from shoal.algorithms import apex_dpg, d4pg
+from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment.training import train
 from shoal.loops.wiring import Settings
@@ -325,7 +326,7 @@ def test_the_warning_reaches_the_user_and_the_run_directory(tmp_path: Path, capf
 
 def test_a_support_whose_ends_are_swapped_is_refused() -> None:
     with pytest.raises(UserError, match="--support-low 5 must lie below --support-high -5"):
-        policy_of(config("categorical", support_low=5.0, support_high=-5.0))
+        validate(config("categorical", support_low=5.0, support_high=-5.0))
 
 
 def test_the_users_own_networks_are_trained_and_act() -> None:

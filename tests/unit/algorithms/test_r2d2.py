@@ -18,6 +18,7 @@ from transitions import Columns, Spec, batch_of, tensors
 from shoal import envs
 from shoal.acting import Recorder, Sender
 from shoal.algorithms.r2d2 import PRESETS, R2D2, Config, make_policy, program
+from shoal.config import validate
 from shoal.envs.tasks.recall import RecallVector
 from shoal.errors import UserError
 from shoal.functional.rescaling import inverse_rescale, rescale
@@ -229,7 +230,8 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences() -> None:
         return loss
 
     slope = sum(float((part * way).sum()) for part, way in zip(gradient, direction))
-    assert slope == pytest.approx((moved(1e-3) - moved(-1e-3)) / 2e-3, rel=1e-2)
+    step = 1e-4  # too small to change which action is the best one
+    assert slope == pytest.approx((moved(step) - moved(-step)) / (2 * step), rel=1e-2)
 
 
 def test_the_values_acted_on_are_not_stored() -> None:
@@ -331,4 +333,4 @@ def test_the_program_runs_with(options: dict[str, Any]) -> None:
 def test_sequences_with_gaps_between_them_are_refused() -> None:
     cfg = dataclasses.replace(Config(), length=5, period=6)
     with pytest.raises(UserError, match="--period 6"):
-        program(cfg, envs.describe(cfg.env), Settings())
+        validate(cfg)

@@ -292,9 +292,10 @@ def test_environments_that_are_limited_one_by_one_do_not_cut_each_other() -> Non
 
 def test_a_row_that_resets_is_no_measure_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that only steps and resets turn: 3 ms and 1 ms, of which the processor computes a part."""
-    now = {"wall": 0.0, "processor": 0.0, "computes": 0.0}
+    now = {"wall": 0.0, "processor": 0.0, "computes": 0.0, "given_up": 0}
     monkeypatch.setattr("shoal.envs.choosing.time.perf_counter", lambda: now["wall"])
     monkeypatch.setattr("shoal.envs.choosing.time.process_time", lambda: now["processor"])
+    monkeypatch.setattr("shoal.envs.choosing._given_up", lambda: now["given_up"])
 
     class Timed(Picture):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -304,6 +305,7 @@ def test_a_row_that_resets_is_no_measure_of_a_step(monkeypatch: pytest.MonkeyPat
         def step(self, action: Any) -> Any:
             now["wall"] += 0.003
             now["processor"] += now["computes"]
+            now["given_up"] += 1
             observation, reward, _, _, info = super().step(action)
             return observation, reward, self.time == 2, False, info
 

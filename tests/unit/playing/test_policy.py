@@ -391,7 +391,7 @@ def test_rows_explore_as_the_environments_of_the_run_did(tmp_path: Path) -> None
     given: list[Any] = []
     exploring: Any = policy._exploring
     take = exploring.set_environments
-    exploring.set_environments = lambda which: (given.append(which.tolist()), take(which))
+    exploring.set_environments = lambda which, total: (given.append(which.tolist()), take(which, total))
     policy.act(np.zeros((5, 4), np.float32), explore=True)
     policy.act(np.zeros((2, 4), np.float32))
     assert given == [[0, 1, 2, 0, 1]]
