@@ -43,12 +43,16 @@ class Env(gymnasium.Env):
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space = spaces.Discrete(2)
     steps = 0
+    def __init__(self):
+        with open("made", "ab") as made:
+            made.write(b".")
+            self.number = made.tell()
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(3, np.float32), {}
     def step(self, action):
         self.steps += 1
-        if BROKEN and self.steps > 3:  # before an actor has completed a step: after that, it would have got somewhere
+        if BROKEN and self.number > 6:  # those of actors: what tries it before them finds nothing
             raise RuntimeError("the simulator fell over")
         return np.zeros(3, np.float32), float(action), False, self.steps % 10 == 0, {}
 
@@ -97,7 +101,7 @@ def test_the_last_line_of_stdout_is_one_object_with_every_promised_field(
 
 
 def test_ctrl_c_while_the_command_is_imported_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class CtrlC(importlib.abc.MetaPathFinder):
         def find_spec(self, fullname: str, *_: object) -> None:
@@ -106,8 +110,10 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback(
 
     monkeypatch.delitem(sys.modules, "shoal.cli.main")
     monkeypatch.setattr(sys, "meta_path", [CtrlC(), *sys.meta_path])
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # the command prepares both: what they were comes back
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
     assert __main__.main() == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capfd.readouterr().err == "interrupted\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:

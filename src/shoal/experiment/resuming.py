@@ -123,7 +123,7 @@ def _find_place(resumed: Resumed, record: Mapping[str, Any], options: RunOptions
             _go_on_from(ended, resumed, "there is no checkpoint")
         return
     reached = found.meta["updates"]
-    if ended is not None and ended.updates - reached > FAR * ended.updates:
+    if ended is not None and not complaints and ended.updates - reached > FAR * ended.updates:
         _go_on_from(ended, resumed, f"the newest checkpoint, {found.path.name}, is of {reached:,} updates")
         return
     told = {name: found.meta.get(name) for name in ("algorithm", "env")}
