@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import shoal
 from shoal.cli.main import main
+from shoal.runs.trust import named_code
 
 CODE = """
 import pathlib
@@ -178,3 +180,20 @@ def test_where_nothing_can_be_remembered_it_is_told(
     assert "it cannot be remembered that this run was made here (Not a directory)" in capfd.readouterr().err
     assert main(["eval", str(run), "--episodes", "1"]) == 2
     assert main(["eval", str(run), "--episodes", "1", "--trust"]) == 0
+
+
+@pytest.mark.parametrize("field", ["env", "network"])
+def test_a_module_under_a_devices_name_is_code_too(field: str) -> None:
+    record: dict[str, Any] = {"algorithm": "ppo", "config": {"env": "CartPole-v1", "device": "cuda:0"}}
+    assert not named_code(record)
+    assert named_code({**record, "config": {**record["config"], field: "cuda:0"}}) == {field: "cuda:0"}
+
+
+def test_what_lies_in_the_working_directory_is_not_imported_under_a_librarys_name(tmp_path: Path) -> None:
+    for name in ("numpy", "torch", "pickle"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w')\n")
+    command = Path(sys.executable).with_name("shoal")
+    words = [command, "train", "impala", "--env", "CartPole-v1", "--stop-updates", "2", "--run-dir", "run"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "imported").exists()

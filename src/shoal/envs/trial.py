@@ -68,7 +68,7 @@ def ask(replies: Callable[[BinaryIO, BinaryIO], None], question: bytes, wait: Wa
         asked.write(pickle.dumps(sys.path) + question)
         asked.seek(0)
         files = (asked.fileno(), answered.fileno())
-        command = [sys.executable, "-c", _CHILD, replies.__module__, replies.__name__, *map(str, files)]
+        command = [sys.executable, "-P", "-c", _CHILD, replies.__module__, replies.__name__, *map(str, files)]
         with subprocess.Popen(
             command, pass_fds=files, stdin=subprocess.PIPE, stdout=sys.__stderr__, process_group=0
         ) as child:

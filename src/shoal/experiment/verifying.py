@@ -165,7 +165,9 @@ def live(life: Life) -> None:
     """Start an interpreter for it (all that it needs is known by names), and raise here what a user got wrong there."""
     question = pickle.dumps(sys.path) + pickle.dumps(life)
     environment = {**os.environ, "PYTHONHASHSEED": str(life.hash_seed)}
-    done = subprocess.run([sys.executable, "-c", INTERPRETER], input=question, env=environment, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", INTERPRETER], input=question, env=environment, stdout=subprocess.PIPE
+    )
     if done.returncode == USER_ERROR:
         raise UserError(done.stdout.decode())
     if done.returncode != (0 if life.dies_at is None else -signal.SIGKILL):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,14 @@ from shoal.errors import UserError
 from shoal.factories import look_in
 from shoal.runs import registry
 
-DEVICE = re.compile(r"(cpu|cuda|mps):\d+")  # no module and factory
+DEVICES = ("device", "acting_device")  # fields whose "cuda:0" is no module and factory
 OPTIONS = ("env_options", "eval_env_options")  # what a named environment is called with
 
 
 def named_code(record: Mapping[str, Any]) -> dict[str, Any]:
     """By field: what of a run's config is the name of code that is not Shoal's or of a Gymnasium id."""
-    found = {name: value for name, value in record["config"].items() if any(map(_is_name, _strings(value)))}
+    values = {name: value for name, value in record["config"].items() if name not in DEVICES}
+    found = {name: value for name, value in values.items() if any(map(_is_name, _strings(value)))}
     return found | ({"algorithm": record["algorithm"]} if registry.is_own(record["algorithm"]) else {})
 
 
@@ -104,4 +104,4 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _is_name(text: str) -> bool:
-    return ":" in text and not DEVICE.fullmatch(text)
+    return ":" in text

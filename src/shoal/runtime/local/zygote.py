@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.runtime.host import single_threaded_environment
@@ -32,6 +33,13 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 ATTEMPTS = 5  # to start a node, each with another zygote
 LOOKS = 3  # at a zygote that is stopped, before another takes its place: all may be on their way from a stop
 PATIENCE = 3.0  # seconds for killed processes to be gone
+
+
+def _python() -> list[str]:
+    """A new interpreter, which does not import what lies in the working directory under a library's name: that may be
+    somebody else's. Nodes get this process's own path with their orders."""
+    beside = Path(__file__).parents[3] == Path.cwd()  # Shoal itself is found there
+    return [sys.executable] if beside else [sys.executable, "-P"]
 
 
 class Launcher(Protocol):
@@ -81,7 +89,7 @@ class Zygote:
 
     def _begin(self) -> None:
         ours, theirs = pair()
-        command = [sys.executable, "-m", "shoal.runtime.local.zygote", str(theirs.fileno()), str(os.getpid())]
+        command = [*_python(), "-m", "shoal.runtime.local.zygote", str(theirs.fileno()), str(os.getpid())]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=single_threaded_environment(), stdin=subprocess.DEVNULL, stdout=2
         )
@@ -215,7 +223,7 @@ class Spawner:
 
     def start(self, name: str, control: socket.socket) -> int:
         fd = control.fileno()
-        command = [sys.executable, "-m", "shoal.runtime.local.node", str(fd)]
+        command = [*_python(), "-m", "shoal.runtime.local.node", str(fd)]
         process = subprocess.Popen(
             command,
             pass_fds=[fd],
