@@ -33,6 +33,7 @@ from shoal.options import Acting
 from shoal.program import Program, node_seed
 from shoal.runs import records, registry, trust
 from shoal.runs.directory import CHECKPOINTS, FILMS, RunDirectory
+from shoal.runs.ended_weights import read_summary
 from shoal.runs.options import Result, RunOptions, StoppedBy
 from shoal.runs.registry import Algorithm
 from shoal.runs.sinks import Sinks, named
@@ -480,6 +481,9 @@ class RunningExperiment:
     def _save_summary(self, result: Result, failure: Exception | None) -> None:
         record = result.as_dict() | {"times": self.progress.mean_times(), "life": self.experiment.life()}
         record["metrics_bytes"] = self.directory.offset()  # rows up to here are of the weights that are saved
+        if result.saved_version is None:  # those that an earlier life has saved are still there
+            earlier = read_summary(self.directory.path)
+            record |= {name: earlier[name] for name in ("saved_version", "metrics_bytes") if name in earlier}
         self.directory.write_summary(record if failure is None else record | {"error": str(failure)})
         self.directory.close()
         plots.write_curve(self.directory.path)

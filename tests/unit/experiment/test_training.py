@@ -118,6 +118,20 @@ def test_weights_that_cannot_be_saved_are_a_failure(
         pass  # nobody has kept it
 
 
+def test_weights_of_an_earlier_life_stay_known_where_newer_ones_cannot_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RunDirectory, weights: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    small = ("--envs-per-actor", "4", "--batch", "4", "--queue", "8", "--unroll", "5", "--runtime", "inline")
+    assert main(["train", "impala", *small, "--stop-updates", "3", "--run-dir", str(tmp_path / "run")]) == 0
+    monkeypatch.setattr(RunDirectory, "write_weights", full)
+    assert main(["resume", str(tmp_path / "run"), "--stop-updates", "5"]) == 1
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["learner_steps"], summary["saved_version"]) == (5, 3)
+
+
 def test_what_is_shown_while_a_run_goes_on_keeps_up_on_a_virtual_clock_too() -> None:
     cfg = impala.Config(envs_per_actor=4, batch=4, queue=8, unroll=5, hidden=(8,))
     with launch(impala.program(cfg, describe_env(cfg), Settings(evaluate=False)), "inline") as run:
