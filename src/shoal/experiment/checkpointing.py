@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoints import CheckpointFailed, Checkpoints
-from shoal.experiment.ending import LEARNER, METRICS, WEIGHTS, done
+from shoal.experiment.ending import LEARNER, METRICS, PATIENCE, WEIGHTS, done
 from shoal.experiment.exact import EXACT, Moment, for_others
 from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
 from shoal.program import Future, Handle, Node, NodeDied, Program, futures, offers
@@ -26,6 +26,7 @@ from shoal.versions import NONE, number
 LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
 SAVING_LOOKS = 6000  # the same for replays that save their tables
 SAVING_ROUNDS = 300  # of waiting for them at the end
+STATE_ROUNDS = 15  # of waiting at the end for a node without whose state there is no checkpoint
 POLICIES = "policies"  # in a checkpoint's meta: the updates of those beside the main one
 AGAIN = 5.0  # seconds after which a checkpoint that came to nothing is tried again
 
@@ -207,18 +208,33 @@ class Checkpointer:
                 return
         self._meta, calls = describe(), self._ask(best)
         states = ask(calls)
-        for _ in range(SAVING_ROUNDS):  # tables may take longer than `ask` waits
-            saving = {node: calls[node] for node in self._replays if node in calls and node not in states}
-            if all(done(call) for call in saving.values()):
+        for after in range(SAVING_ROUNDS):  # tables, and the state of a large network, may take longer than `ask` waits
+            wanted = [*self._replays, *(self._needed if after < STATE_ROUNDS else ())]
+            left = {name: calls[name] for name in wanted if name in calls and name not in states}
+            left = {name: call for name, call in left.items() if not done(call)}
+            if not left:
                 break
-            states |= ask(saving)
+            if not after:
+                self._note(f"the last checkpoint waits for {', '.join(sorted(left))} (Ctrl-C ends without it)")
+            states |= ask(left)
+        states |= ask({name: call for name, call in calls.items() if name not in states and done(call)})
         for node in self._learners():
             store = self._program.find(Role.WEIGHTS, node.policy)
             if states.get(node.name) is None and store is not None:  # it is gone: what it left last
                 call = self._call(store.name, "kept_snapshot", LEARNER.name)
                 states |= {} if call is None else {node.name: ask({store.name: call}).get(store.name)}
-        if self._can_go_on(states) and self._replays_saved(states, calls):
-            self._write(states, self._meta)
+        if not self._can_go_on(states):
+            published = None if self._weights is None else states.get(self._weights.name)
+            if published is not None and number(published[0]):  # else nothing was learned that could be lost
+                names = ", ".join(sorted(name for name in self._needed if states.get(name) is None))
+                self._failure = f"the checkpoint {self._tag} could not be written: {names} has not given its state"
+        elif self._replays_saved(states, calls):
+            self._writing = threading.Thread(target=self._write, args=(states, self._meta), daemon=True)
+            self._writing.start()
+            self._writing.join(PATIENCE)
+            if self._writing.is_alive():
+                self._note("writing the last checkpoint (Ctrl-C ends without it)")
+                self._writing.join()
         self._tell_failure()
 
     def _learners(self) -> list[Node]:
@@ -263,7 +279,7 @@ class Checkpointer:
                 self._store.save_best({"weights": best[2]}, {**meta, **told})
                 self._best = best[0]
             self._failure = None
-        except CheckpointFailed as failure:
+        except (CheckpointFailed, OSError) as failure:
             self._failure = str(failure)
 
     def _tell_failure(self) -> None:

@@ -90,12 +90,18 @@ class Ending:
         """Have every loop end with its present step, and report what it has counted, also where it waits for ever for
         others that have ended."""
         asked = self._ask_all("finish", self._loops)
-        left, passed, quiet = set(asked), 0.0, 0.0
+        left, passed, quiet, told = set(asked), 0.0, 0.0, False
         while left and passed < LOOPS:
             self._pass_time()
             ended = {name for name in left if self._run.finished(Handle(name))}
             left -= ended
             passed, quiet = passed + LOOK, 0.0 if ended else quiet + LOOK
+            if left and passed >= PATIENCE and not told:
+                told = True
+                self._note(
+                    f"the run ends: {', '.join(sorted(left))} has at most {LOOPS + REPORTS:.0f} s for the present step "
+                    "(Ctrl-C ends at once)"
+                )
             if quiet >= SETTLING:
                 if self._all_wait(left):
                     break

@@ -392,6 +392,8 @@ class RunningExperiment:
             self.checkpointer.finish(ending.answers, progress.best, self._describe)
         except OSError as error:  # weights and summary are written all the same
             self._tell(f"the last checkpoint could not be written: {error}")
+        except KeyboardInterrupt:
+            self._tell("ended at once, without a last checkpoint: those before are as they were")
         version, weights = found or (NONE, {})
         return Final(version, weights)
 

@@ -165,7 +165,8 @@ def lost(counts: Mapping[str, int]) -> str:
 def line(progress: Progress) -> str:
     """The state of a run on one line."""
     if not progress.counts:
-        return f"{progress.elapsed:6.1f} s · no step yet: the nodes are starting"
+        counted = ", and --stop-seconds counts from the first step" if "seconds" in progress.stops else ""
+        return f"{progress.elapsed:6.1f} s · no step yet: the nodes are starting{counted}"
     parts = [f"{progress.elapsed:6.1f} s", *_pace(progress)]
     if "actor_return" in progress.values:
         parts.append(f"return {amount(progress.values['actor_return'])}")

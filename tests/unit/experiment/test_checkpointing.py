@@ -12,6 +12,7 @@ import pytest
 from shoal import envs
 from shoal.algorithms import a3c
 from shoal.checkpoints import CheckpointFailed, Checkpoints
+from shoal.experiment import checkpointing
 from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts, asked_for
 from shoal.experiment.replay_saves import folder_of
 from shoal.loops.wiring import Settings
@@ -431,3 +432,42 @@ def test_where_a_moment_cannot_be_taken_nodes_are_asked_one_by_one(tmp_path: Pat
         tick(saver, now)
     assert notes == ["checkpoints are not of one moment any more: ValueError: mine; those before are as they were"]
     assert (run.rounds(), saver.saved) == (1, 1)
+
+
+def test_at_the_end_the_state_of_a_large_learner_is_waited_for_and_that_is_told(tmp_path: Path) -> None:
+    saver, run, notes = make(tmp_path)
+    run.answers["learner"] = Answer({"updates": 9, "learner": {}}, done=False)
+    rounds = 0
+
+    def ask(calls: Any) -> dict[str, Any]:
+        nonlocal rounds
+        rounds += 1
+        run.answers["learner"]._done = rounds > 3
+        return {name: call.result() for name, call in calls.items() if call.done()}
+
+    saver.finish(ask, None, describe)
+    assert (saver.saved, notes) == (1, ["the last checkpoint waits for learner (Ctrl-C ends without it)"])
+
+
+def test_a_last_checkpoint_without_the_learners_state_is_told_of(tmp_path: Path) -> None:
+    saver, run, notes = make(tmp_path)
+    run.answers["learner"] = Answer({"updates": 9, "learner": {}}, done=False)
+    saver.finish(
+        lambda calls: {name: call.result() for name, call in calls.items() if call.done() and len(calls) > 1},
+        None,
+        describe,
+    )
+    assert saver.saved == 0
+    assert notes[-1] == (
+        "the checkpoint 000001 could not be written: learner has not given its state; those before are as they were"
+    )
+
+
+def test_a_last_checkpoint_that_takes_long_to_write_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, _, notes = make(tmp_path)
+    written, save = threading.Event(), Checkpoints.save
+    monkeypatch.setattr(checkpointing, "PATIENCE", 0.01)
+    monkeypatch.setattr(Checkpoints, "save", lambda *given: (written.wait(10.0), save(*given))[1])
+    threading.Timer(0.05, written.set).start()
+    saver.finish(answers, None, describe)
+    assert (saver.saved, notes) == (1, ["writing the last checkpoint (Ctrl-C ends without it)"])

@@ -260,3 +260,10 @@ def test_a_command_under_nohup_stays_deaf_to_the_terminal_and_no_other_signal(mo
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_who_takes_long_for_its_last_step_is_told_of_once() -> None:
+    run = FakeRun(waiting=("learner",), actor=Node(), learner=Node(doing=lambda: ("learning", 7)))
+    end, notes = ending_of(run, "actor", "learner")
+    end.finish()
+    assert notes == ["the run ends: learner has at most 7 s for the present step (Ctrl-C ends at once)"]

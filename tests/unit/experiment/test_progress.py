@@ -142,6 +142,8 @@ def test_a_start_that_takes_long_is_told() -> None:
     lines.update(progress)
     lines.update(progress)
     assert stream.getvalue() == "   6.0 s · no step yet: the nodes are starting\n"
+    progress.stops = {"seconds": 5.0}
+    assert "counts from the first step" in view.line(progress)
 
 
 def test_a_rate_is_counted_from_one_report_to_another() -> None:
