@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Complete or absent."""
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
+        temporary.touch()  # an encoder of its own would answer with its whole command
         write(temporary)
         os.replace(temporary, path)
     finally:
@@ -57,9 +59,13 @@ def _write_mp4(path: Path, pictures: Iterable[Array], rate: float) -> None:
     import imageio.v2 as imageio
 
     writer: Any = imageio.get_writer(path, fps=rate, codec="libx264", macro_block_size=1, quality=8)
-    with writer as film:
-        for picture in pictures:
-            film.append_data(_even(picture))
+    try:
+        with writer as film:
+            for picture in pictures:
+                film.append_data(_even(picture))
+    except OSError as error:
+        said = [line for line in str(error).splitlines() if line.strip()]
+        raise error if error.errno else OSError(errno.EIO, f"ffmpeg: {said[0] if said else 'it failed'}") from None
 
 
 def _write_gif(path: Path, pictures: Iterable[Array], rate: float) -> None:

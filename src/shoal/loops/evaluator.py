@@ -18,6 +18,7 @@ from shoal.retry import retry
 from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import Scope, State, has_state, load_state, state_of
+from shoal.step import Step
 from shoal.sync import Condition, monotonic, sign_of_life
 from shoal.types import MAIN, Columns, Role
 from shoal.versions import NONE, number
@@ -27,9 +28,16 @@ AT_ONCE = 32  # environments that are played together; more episodes are played 
 CONFIRM = 50  # fresh episodes before a run may say `reached`
 
 
-def evaluate(envs: Envs, policy: Policy, episodes: int, give_up: Callable[[], bool] = lambda: False) -> list[float]:
+def evaluate(
+    envs: Envs,
+    policy: Policy,
+    episodes: int,
+    give_up: Callable[[], bool] = lambda: False,
+    see: Callable[[Step], None] = lambda step: None,
+) -> list[float]:
     """Returns of exactly `episodes` fresh episodes. Every environment plays whole rounds of one episode each, so that
-    short episodes do not count more often than long ones. `give_up` is asked before every step: `Interrupted`."""
+    short episodes do not count more often than long ones. `give_up` is asked before every step: `Interrupted`; `see`
+    is shown what came of it."""
     returns: list[float] = []
     while len(returns) < episodes:
         observation = envs.reset()
@@ -43,6 +51,7 @@ def evaluate(envs: Envs, policy: Policy, episodes: int, give_up: Callable[[], bo
             step = envs.step(player.act(observation))
             sign_of_life()
             player.result(step)
+            see(step)
             total += np.where(running, step.reward, 0.0)
             running &= ~(step.terminated | step.truncated | step.reset)  # a reset: it was lost and replaced
             observation = step.observation

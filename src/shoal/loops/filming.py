@@ -14,6 +14,7 @@ from shoal.envs import EnvFault, Envs, EnvSpec
 from shoal.envs.pictures import make_drawn, picture
 from shoal.errors import UserError
 from shoal.program import current
+from shoal.step import Step
 from shoal.sync import monotonic, sign_of_life
 from shoal.types import Array, Columns
 from shoal.versions import number
@@ -35,10 +36,15 @@ class FilmPlan:
 
 
 def pictures(
-    made: Envs, policy: Policy, episodes: int, returns: list[float], give_up: Callable[[], bool] = lambda: False
+    made: Envs,
+    policy: Policy,
+    episodes: int,
+    returns: list[float],
+    give_up: Callable[[], bool] = lambda: False,
+    see: Callable[[Step], None] = lambda step: None,
 ) -> Iterator[Array]:
     """Every picture of so many episodes; their returns are appended as they end. `give_up` is asked before every step:
-    `Interrupted`."""
+    `Interrupted`; `see` is shown what came of it."""
     total, observation = 0.0, made.reset()
     yield picture(made)
     player = Player(policy, made.count, made.stacks)
@@ -48,6 +54,7 @@ def pictures(
         step = made.step(player.act(observation))
         sign_of_life()
         player.result(step)
+        see(step)
         observation = step.observation
         total += float(step.reward[0])
         yield picture(made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +19,8 @@ from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.evaluator import evaluate as play
 from shoal.options import Acting
 from shoal.playing.policy import TrainedPolicy, load
+from shoal.playing.watching import Onlooker
 from shoal.runs import directory, records
-
-PATIENCE = 20.0  # seconds after which it is said that episodes are still played
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ def evaluate(
     cfg = environment_config(policy, env, env_options, trust)
     made = envs.make(checked_spec(policy, cfg).for_evaluation(), min(episodes, AT_ONCE), seed=seed, replaces=True)
     try:
-        returns = play(made, policy.greedy, episodes, _never_giving_up(tell, made.count))
+        onlooker = Onlooker(tell, made.count)
+        returns = play(made, policy.greedy, episodes, onlooker.give_up, onlooker.see)
     except envs.EnvFault as fault:
         raise UserError(str(fault)) from fault
     finally:
@@ -90,21 +89,6 @@ def evaluate(
         highest=float(np.max(returns)),
         returns=tuple(returns),
     )
-
-
-def _never_giving_up(tell: Callable[[str], None], environments: int) -> Callable[[], bool]:
-    """What is asked before every step: now and then it says how many there were."""
-    steps, due = 0, time.monotonic() + PATIENCE
-
-    def asked() -> bool:
-        nonlocal steps, due
-        if time.monotonic() >= due:
-            tell(f"still playing: {steps:,} steps in each of {environments} environments so far (Ctrl-C ends it)")
-            due = time.monotonic() + PATIENCE
-        steps += 1
-        return False
-
-    return asked
 
 
 def environment_config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shoal.errors import UserError, name_of
 from shoal.loops.filming import pictures
 from shoal.playing.evaluation import checked_spec, environment_config
 from shoal.playing.policy import TrainedPolicy, load
+from shoal.playing.watching import Onlooker
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,11 @@ def record(
     seed: int | None = None,
     fps: float | None = None,
     trust: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Recording:
     """Film greedy episodes of a policy or a run, from first to last picture, into `output` (.mp4 or .gif); by default
-    `policy.mp4` in the run directory. `fps` is the environment's own where it is not given; `trust`
-    as for `shoal.load`."""
+    `policy.mp4` in the run directory. `fps` is the environment's own where it is not given; `tell`
+    hears of it where it takes long; `trust` as for `shoal.load`."""
     if episodes < 1:
         raise UserError(f"--episodes {episodes} is too small: give at least 1.")
     policy = source if isinstance(source, TrainedPolicy) else load(source, trust=trust)
@@ -48,12 +51,13 @@ def record(
     spec = checked_spec(policy, cfg).for_evaluation()
     made = make_drawn(spec, seed)
     returns: list[float] = []
-    counted = films.Counted(pictures(made, policy.greedy, episodes, returns))
+    onlooker = Onlooker(tell, made.count)
+    counted = films.Counted(pictures(made, policy.greedy, episodes, returns, onlooker.give_up, onlooker.see))
     try:
         rate = fps or float(made.metadata.get("render_fps") or films.PER_SECOND)
         films.write_whole(path, lambda whole: write(whole, counted, rate))
     except OSError as error:
-        raise UserError(f"--output {path} cannot be written ({error.strerror or error}).") from None
+        raise UserError(f"--output {path} cannot be written ({error.strerror or error}): give another one.") from None
     except envs.EnvFault as fault:
         raise UserError(str(fault)) from fault
     finally:

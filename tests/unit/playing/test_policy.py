@@ -439,7 +439,7 @@ def test_an_evaluation_that_takes_long_says_how_far_it_is(tmp_path: Path, monkey
     run, told = saved_run(tmp_path / "run", eval_limit=3), []
     shoal.evaluate(run, episodes=4, seed=0, tell=told.append)
     assert told == []
-    monkeypatch.setattr("shoal.playing.evaluation.PATIENCE", 0.0)
+    monkeypatch.setattr("shoal.playing.watching.PATIENCE", 0.0)
     shoal.evaluate(run, episodes=4, seed=0, tell=told.append)
     assert told == [
         f"still playing: {steps} steps in each of 4 environments so far (Ctrl-C ends it)" for steps in range(3)

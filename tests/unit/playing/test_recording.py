@@ -106,6 +106,7 @@ def test_the_command_films_as_was_typed(monkeypatch: pytest.MonkeyPatch, capsys:
     asked: list[Any] = []
 
     def record(source: str, output: str | None, **given: Any) -> Recording:
+        assert callable(given.pop("tell"))
         asked.append((source, output, given))
         return Recording("film.gif", "ppo", "CartPole-v1", 3, 10, (4.0, 5.0))
 
@@ -152,3 +153,50 @@ def test_what_is_missing_is_named_with_its_pip_line(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(UserError, match=r"pip install 'shoal\[video\]'"):
         shoal.record(saved_run(tmp_path / "run", env=Shown))
+
+
+class Standing(Shown):
+    """Nothing happens for 600 steps."""
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(2, np.float32), 0.0, self.steps == 600, False, {}
+
+    def render(self) -> Any:
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence_and_no_command_of_the_encoder(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", env=Shown)
+    with pytest.raises(UserError) as refused:  # not even by root
+        shoal.record(run, "/proc/film.mp4")
+    assert "--output /proc/film.mp4 cannot be written" in str(refused.value)
+    assert "give another one" in str(refused.value)
+    assert "ffmpeg" not in str(refused.value).lower()
+
+
+def test_an_encoder_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __enter__(self) -> Any:
+            raise OSError("[Errno 32] Broken pipe\n\nFFMPEG COMMAND:\n/usr/bin/ffmpeg -y -f rawvideo\n\nFFMPEG STDERR")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("imageio.v2.get_writer", lambda *_, **__: Broken())
+    with pytest.raises(UserError, match=r"cannot be written \(ffmpeg: \[Errno 32\] Broken pipe\): give another one.$"):
+        shoal.record(saved_run(tmp_path / "run", env=Shown), tmp_path / "film.mp4")
+
+
+def test_a_policy_that_stands_still_is_told_of_once_and_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, told = saved_run(tmp_path / "run", env=Standing), list[str]()
+    shoal.record(run, tmp_path / "film.gif", tell=told.append)
+    assert [text.partition(":")[0] for text in told] == ["the policy stands still"]
+    told.clear()
+    shoal.evaluate(run, episodes=2, tell=told.append)
+    assert [text.partition(":")[0] for text in told] == ["the policy stands still in 2 of 2 environments"]
+    told.clear()
+    monkeypatch.setattr("shoal.playing.watching.PATIENCE", 0.0)
+    shoal.record(run, tmp_path / "film.gif", env=Shown, tell=told.append)
+    assert told == [f"still playing: {steps} steps so far (Ctrl-C ends it)" for steps in range(4)]

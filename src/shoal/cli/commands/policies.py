@@ -88,7 +88,7 @@ def run_record(words: Sequence[str]) -> int:
     from shoal.playing import record
 
     given = {name: getattr(options, name) for name in ("episodes", "env", "seed", "fps", "trust")}
-    made = record(source, options.output, **given)
+    made = record(source, options.output, **given, tell=warn)
     if options.json:
         print_json(dataclasses.asdict(made))
     else:
