@@ -30,6 +30,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "factories": ("errors", ""),
     "pixels": ("", "numpy gymnasium"),
     "flat": ("errors", "torch"),
+    "products": ("", "torch"),
     "films": ("errors", "numpy imageio PIL"),
     "batches": ("tree", "torch"),
     "learning": ("batches state versions", "torch"),
@@ -42,7 +43,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "services": ("acting buffers errors flat program replay retry state step sync tree versions", "torch numpy"),
     "optim": ("flat schedules services sync", "torch"),
     "loops": (
-        "acting batches config envs errors factories films learning nets optim options program replay "
+        "acting batches config envs errors factories films learning nets optim options products program replay "
         "retry services state step sync tree versions",
         "torch numpy",
     ),

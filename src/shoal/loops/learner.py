@@ -16,6 +16,7 @@ from shoal.loops.sources import PATIENCE
 from shoal.nets.targets import copy_to_targets
 from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_weights, import_weights
+from shoal.products import choose_library
 from shoal.program import current
 from shoal.retry import retry
 from shoal.services.group import Member
@@ -223,6 +224,8 @@ class LearnerLoop(Loop):
 def _learning(
     make_learner: Callable[..., Learner], device: torch.device, join: Callable[[], Member] | None
 ) -> Learning:
+    if device.type == "cpu":
+        choose_library()
     node = current()
     if join is None:
         return Learning(make_learner(node.seed), device, seed=node.seed, generation=node.restarts)
