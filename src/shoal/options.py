@@ -25,6 +25,7 @@ from shoal.config import (
     config,
 )
 from shoal.errors import UserError
+from shoal.types import NO_ENV
 
 Activation = Literal["tanh", "relu"]
 Images = Literal["nature", "resnet"]
@@ -199,6 +200,32 @@ class Experience(Acting):
     publish_every: Annotated[Count, Enough(1)] = 1
     """Updates between versions of the weights."""
     target_every: Count = 200
+    """Updates after which the target network follows."""
+
+
+@config()
+class Data(Acting):
+    """Logged data: a dataset that is read again and again."""
+
+    env: Factory = NO_ENV
+    """Where the policy is evaluated: a Gymnasium id, module:factory, or in Python the function or class that makes the
+    environment; none: there are data alone, and nothing is evaluated."""
+    data: str | None = None
+    """A dataset: a folder that `shoal data import` or `shoal collect` made, a Minari id or folder, a folder of Parquet
+    files, an .npz file, or module:function of yours that yields episodes."""
+    draws: Literal["uniform", "prioritized"] = "uniform"
+    """How items are drawn."""
+    priority_exponent: Amount = 0.6
+    """Items are drawn with probabilities that go as their priority to this power; 0: uniformly."""
+    importance_exponent: Amount = 0.4
+    """How far the bias of drawing by priority is taken back; 1: wholly."""
+    n: Annotated[Count, Enough(2)] = 1
+    """Steps of a return."""
+    batch: Annotated[Count, Enough(8)] = 256
+    """Items per update."""
+    publish_every: Annotated[Count, Enough(1)] = 1
+    """Updates between versions of the weights."""
+    target_every: Count = 1
     """Updates after which the target network follows."""
 
 
@@ -456,6 +483,11 @@ class OnPolicy(PolicyAndValue, PolicyGradient, Normalization, Unrolls, Learning,
 @config()
 class OffPolicy(Learning, Experience, CentralInference):
     """What learners that sample a replay share."""
+
+
+@config()
+class Offline(Learning, Data):
+    """What learners of logged data share."""
 
 
 @config()

@@ -38,4 +38,5 @@ class Role(StrEnum):
     OTHER = "other"  # whatever else a program needs
 
 
+NO_ENV = "none"  # named in the place of an environment where there are only data of one
 MAIN = "main"  # the policy of a program that has one: its nodes' names and numbers need not say so

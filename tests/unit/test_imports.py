@@ -38,12 +38,13 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),
     "envs": ("errors pixels step tree", "numpy torch gymnasium dm_env ale_py envpool cloudpickle"),
+    "data": ("envs errors replay tree", "numpy gymnasium"),
     "nets": ("errors factories functional options pixels tree", "torch numpy gymnasium"),
     "acting": ("batches functional nets program replay retry step tree versions", "torch numpy"),
     "services": ("acting buffers errors flat program replay retry state step sync tree versions", "torch numpy"),
     "optim": ("flat schedules services sync", "torch"),
     "loops": (
-        "acting batches config envs errors factories films learning nets optim options products program replay "
+        "acting batches config data envs errors factories films learning nets optim options products program replay "
         "retry services state step sync tree versions",
         "torch numpy",
     ),
@@ -60,7 +61,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "analysis": ("config errors runs", "numpy matplotlib"),
     "arguments": ("config errors runs", ""),
     "experiment": (
-        "acting analysis arguments checkpoints config envs errors loops nets options program replay runs runtime "
+        "acting analysis arguments checkpoints config data envs errors loops nets options program replay runs runtime "
         "services versions",
         "numpy torch rich",
     ),
@@ -77,7 +78,10 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "acting config envs errors experiment flat learning loops nets optim options program replay runs runtime tree",
         "numpy torch",
     ),
-    "cli": ("analysis arguments bench config diagnosis envs errors experiment playing runs runtime sweeps", "rich"),
+    "cli": (
+        "analysis arguments bench config diagnosis envs errors experiment options playing runs runtime sweeps",
+        "rich",
+    ),
     "__main__": ("cli", ""),
     "__init__": ("diagnosis errors experiment playing runs runtime sweeps", ""),
 }

@@ -167,7 +167,8 @@ def _train(words: Sequence[str], started: float) -> int:
     words = words if file is None else [*file.words(), *words]
     warm(words)
     if not any(word in HELP for word in words):  # the imports that follow take seconds
-        print(f"starting {name} on {peek(words, 'env', 'its environment')} …", file=sys.stderr, flush=True)
+        on = peek(words, "env", peek(words, "data", "its environment"))
+        print(f"starting {name} on {on} …", file=sys.stderr, flush=True)
     if file is not None:
         from shoal.runs import registry
 

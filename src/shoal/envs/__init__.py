@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.envs import tasks
-from shoal.envs.describing import describe
+from shoal.envs.describing import describe, describe_data
 from shoal.envs.episodes import Episode
 from shoal.envs.faults import EnvFault
 from shoal.envs.making import make
@@ -24,6 +24,7 @@ __all__ = [
     "TaskKind",
     "Vectorizer",
     "describe",
+    "describe_data",
     "make",
     "name_of",
     "tasks",

@@ -21,6 +21,7 @@ from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess
 from shoal.errors import UserError, name_of
 from shoal.pixels import is_image
+from shoal.types import NO_ENV
 
 _SMALL = 256  # observations of up to this many numbers are "classic"
 
@@ -50,6 +51,28 @@ def describe(
         found = describe_here(env, options, vectorizer, evaluation_options)
     evaluation = found.evaluation and _stacked(found.evaluation, stack)
     return replace(_stacked(found, stack), evaluation_cap=evaluation_limit, evaluation=evaluation)
+
+
+def describe_data(
+    name: str,
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+    native_action: spaces.Space[Any],
+    stack: int = 0,
+) -> EnvSpec:
+    """What is known where there are data of an environment and no environment: its spaces."""
+    stack = stack or 1
+    return EnvSpec(
+        NO_ENV,
+        check.stacked_space(observation, stack),
+        action,
+        kind_of(observation, action),
+        None,
+        None,
+        stack=stack,
+        native_action_space=native_action,
+        told=name,
+    )
 
 
 def _stacked(found: EnvSpec, stack: int) -> EnvSpec:
@@ -106,7 +129,7 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
         registered = None
     if isinstance(registered, registration.EnvSpec):
         limit, threshold = _time_limit(registered), registered.reward_threshold
-    kind: TaskKind = "atari" if runs_ale else _kind(envs.observation_space, envs.action_space)
+    kind: TaskKind = "atari" if runs_ale else kind_of(envs.observation_space, envs.action_space)
     return EnvSpec(
         env,
         envs.observation_space,
@@ -158,7 +181,8 @@ def _time_limit(registered: registration.EnvSpec) -> int | None:
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
-def _kind(observation: spaces.Space[Any], action: spaces.Space[Any]) -> TaskKind:
+def kind_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> TaskKind:
+    """As far as spaces tell."""
     leaves = list(tree.leaf_spaces(observation, "observation").values())
     if any(map(is_image, leaves)):
         return "pixels"

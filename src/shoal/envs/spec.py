@@ -14,6 +14,7 @@ from shoal import tree
 from shoal.envs import check
 from shoal.envs.names import Environment
 from shoal.errors import name_of
+from shoal.types import NO_ENV
 
 EnvOptions = Mapping[str, Any]  # of an environment, by name
 Vectorizer = Literal["auto", "native", "sync", "async"]
@@ -44,6 +45,13 @@ class EnvSpec:
     native_action_space: spaces.Space[Any] | None = None  # as the environment has it: counted from its own start
     registered: registration.EnvSpec | None = None  # what Gymnasium knows of the id only where the user registered it
 
+    told: str | None = None  # a name for a person, where there is no environment
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether there is an environment at all, and not only the spaces of data."""
+        return self.env != NO_ENV
+
     @property
     def spec(self) -> Environment:
         """What the user named or gave."""
@@ -51,7 +59,7 @@ class EnvSpec:
 
     @property
     def name(self) -> str:
-        return name_of(self.env)
+        return name_of(self.env) if self.told is None else self.told
 
     @property
     def observation_bytes(self) -> int:

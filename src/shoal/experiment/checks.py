@@ -56,9 +56,20 @@ def prepare(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions
             f"--frame-stack {cfg.frame_stack} has nothing to stack: {env.name} gives no images, which are numbers on "
             "three axes or bytes on two, of at least 5 by 5 pixels. Leave it out."
         )
+    if not env.at_hand:
+        _refuse_playing(options)
     if options.record_every:
         check_drawn(env.for_evaluation())
     return algorithm.make_policy(cfg, env, options.seed)
+
+
+def _refuse_playing(options: RunOptions) -> None:
+    """Options that ask for an environment where there are data alone."""
+    for name, value in (("stop_return", options.stop_return), ("record_every", options.record_every)):
+        if value:
+            raise UserError(f"{config.option(name)} needs an environment to play in: add --env, or leave it out.")
+    if options.stop_steps is not None:
+        raise UserError("--stop-steps never comes where nothing acts: give --stop-updates or --stop-seconds.")
 
 
 def check_device(field: str, device: str) -> None:

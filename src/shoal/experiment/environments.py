@@ -6,17 +6,45 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shoal.config import given, validate_fields
-from shoal.envs import EnvSpec, describe
+from shoal.data import open_dataset, prepare
+from shoal.data.fitting import check_fits
+from shoal.envs import EnvSpec, describe, describe_data
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
-from shoal.options import Acting, Rollouts
+from shoal.options import Acting, Data, Rollouts
+from shoal.types import NO_ENV
 
 C = TypeVar("C", bound=Acting)
 LEAST = 8  # rollouts of a batch, below which it is not made smaller
 
 
+def with_dataset(cfg: C) -> C:
+    """The config in which --data, if it has that and it is given, names a folder: what is none was converted."""
+    if not isinstance(cfg, Data) or (cfg.data is None and cfg.env != NO_ENV):
+        return cfg
+    changed: C = replace(cfg, _given=given(cfg), data=str(prepare(cfg.data)))  # type: ignore[call-arg]
+    return changed
+
+
+def describe_task(cfg: Acting) -> EnvSpec:
+    """What is trained for: the config's environment, which its data must fit, or what the data tell where they are
+    alone."""
+    if not isinstance(cfg, Data) or cfg.data is None:
+        return describe_env(cfg)
+    validate_fields(cfg, but=("env",))
+    data = open_dataset(cfg.data)
+    if cfg.env == NO_ENV:
+        spaces = data.observation_space, data.action_space, data.manifest.native_action_space
+        return describe_data(data.path.name, *spaces, stack=cfg.frame_stack)
+    spec = describe_env(cfg)
+    check_fits(data, spec)
+    return spec
+
+
 def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
     """With the options of the config. `apart` is as for `describe`."""
+    if cfg.env == NO_ENV:
+        raise UserError("--env is missing: there is no environment to play in; name the one that the data are of.")
     validate_fields(cfg, but=("env",))  # of which `describe` can say more
     spec = describe(
         cfg.env,

@@ -13,7 +13,7 @@ from shoal import config
 from shoal.arguments import config_files
 from shoal.errors import UserError, did_you_mean
 from shoal.experiment import view
-from shoal.experiment.environments import describe_env, fit
+from shoal.experiment.environments import describe_task, fit, with_dataset
 from shoal.experiment.experiment import Experiment
 from shoal.experiment.listeners import Callback, Callbacks
 from shoal.experiment.resuming import finished, plan
@@ -103,7 +103,8 @@ def begin(
         if (path / directory.CONFIG).is_file():
             return _begun_before(path, name, cfg, options, started, trust)
     algorithm = registry.load(name)
-    env = describe_env(cfg)
+    cfg = with_dataset(cfg)
+    env = describe_task(cfg)
     cfg, env = fit(config.apply_preset(cfg, algorithm.PRESETS, env.kind), env, chosen.runtime)
     return Experiment(name, algorithm, cfg, env, chosen, started)
 
@@ -134,7 +135,7 @@ def go_on(
     run of others needs `trust`, but for the algorithm where the user has `named` it."""
     found = plan(path, options, values, trust=trust, named=named)
     try:
-        env = describe_env(found.cfg)
+        env = describe_task(found.cfg)
         return Experiment(found.name, found.algorithm, found.cfg, env, found.options, started, found.resumed)
     except BaseException:
         found.resumed.lock.release()

@@ -16,6 +16,7 @@ from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.learning import Learner, MakeSource
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
+from shoal.loops.datasets import DatasetSource
 from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import LearnerLoop
@@ -24,7 +25,7 @@ from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.nets.building import make_actor_critic
 from shoal.optim import Peers
-from shoal.options import Acting, CentralInference, Experience, Learning, OffPolicy, OnPolicy, Proximal
+from shoal.options import Acting, CentralInference, Data, Experience, Learning, Offline, OffPolicy, OnPolicy, Proximal
 from shoal.program import Group, Members, Program, Resources, current
 from shoal.replay import (
     MinSize,
@@ -56,6 +57,7 @@ TRIM_EVERY = 100  # updates after which a table is cut down to its soft capacity
 
 C = TypeVar("C", bound=Acting)
 Off = TypeVar("Off", bound=OffPolicy)
+Logged = TypeVar("Logged", bound=Offline)
 On = TypeVar("On", bound=OnPolicy)
 G = TypeVar("G")
 Taken = TypeVar("Taken", bound=Acting, contravariant=True)
@@ -223,10 +225,7 @@ class Wiring(Generic[C]):
     ) -> MakeSource:
         """What learners read: batches of a table, of which each takes its share."""
         count = _with(Learning, self.cfg).learners
-        if batch < count:
-            raise UserError(
-                f"--learners {count} cannot share batches of {batch} items: give fewer learners or more items."
-            )
+        _check_share(count, batch)
         return partial(
             TableSource,
             replay=reads.front,
@@ -236,6 +235,22 @@ class Wiring(Generic[C]):
             prefetch=prefetch,
             synchronous=synchronous,
             **reads.reading,
+        )
+
+    def dataset_source(self, batch: int, pattern: Pattern) -> MakeSource:
+        """What learners read: items of the dataset that the config names, of which each takes its share."""
+        cfg, count = _with(Data, self.cfg), _with(Learning, self.cfg).learners
+        _check_share(count, batch)
+        if cfg.data is None:
+            raise UserError("--data is missing: name the dataset to learn from.")
+        return partial(
+            DatasetSource,
+            path=cfg.data,
+            pattern=stacked(pattern, self.env.stacks),
+            batch=batch,
+            observation_space=self.env.observation_space,
+            exponent=cfg.priority_exponent if cfg.draws == "prioritized" else None,
+            beta=cfg.importance_exponent,
         )
 
     # ---- actors
@@ -381,7 +396,7 @@ class Wiring(Generic[C]):
     def add_evaluator(self, make_policy: MakePolicy[C]) -> None:
         """`evaluator`, with the greedy policy and environments of its own."""
         settings, cfg = self.settings, self.cfg
-        if not settings.evaluate:
+        if not settings.evaluate or not self.env.at_hand:
             return
         at_once = min(settings.eval_episodes, AT_ONCE)
         build = partial(make_envs, self.env.for_evaluation(), at_once, cfg.vectorizer)
@@ -482,6 +497,30 @@ def source_program(
     wiring.add_learners(learner, source=source, publish_every=publish_every)
     wiring.add_evaluator(policy)
     return wiring.program
+
+
+def offline_program(
+    cfg: Logged,
+    env: EnvSpec,
+    settings: Settings,
+    *,
+    learner: MakeLearner[Logged],
+    policy: MakePolicy[Logged],  # of the evaluator
+    pattern: Pattern,
+) -> Program:
+    """Learners that read a dataset: no actors, no replay."""
+    wiring = Wiring(cfg, env, settings)
+    source = wiring.dataset_source(cfg.batch, pattern)
+    wiring.add_learners(learner, source=source, publish_every=cfg.publish_every)
+    wiring.add_evaluator(policy)
+    return wiring.program
+
+
+def _check_share(learners: int, batch: int) -> None:
+    if batch < learners:
+        raise UserError(
+            f"--learners {learners} cannot share batches of {batch} items: give fewer learners or more items."
+        )
 
 
 def _with(group: type[G], cfg: Acting) -> G:

@@ -36,7 +36,7 @@ def record_of(algorithm: str, cfg: Acting, env: EnvSpec, options: Any) -> dict[s
         modules.append(algorithm)
     return {
         "algorithm": registry.lasting_name(algorithm),
-        "env": name_of(cfg.env),
+        "env": env.name,
         "seed": options.seed,
         "preset": cfg.preset,
         "kind": env.kind,

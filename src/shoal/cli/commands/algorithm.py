@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal.arguments.words import HELP, Typed, peek, read
 from shoal.cli.commands.common import EXAMPLES, OK, USAGE, print_help
@@ -61,21 +61,31 @@ def configure(
 ) -> tuple[Algorithm, EnvSpec, Any, Typed]:
     """The algorithm, its environment, its finished config (defaults, then the preset, then what was typed), and all
     that was typed."""
-    from shoal.experiment.environments import describe_env
+    from shoal.experiment.environments import describe_task, with_dataset
+    from shoal.options import Data
     from shoal.runs import registry
+    from shoal.types import NO_ENV
 
     algorithm = registry.load(name)
     command = f"shoal {command} {name}"
     typed = read(words, [*others, algorithm.Config], command)
     config = typed.make(algorithm.Config)
-    env = describe_env(config)
+    if typed.help and isinstance(config, Data) and config.data is None and config.env == NO_ENV:
+        _print_help(algorithm, config, command, others, "--data DATASET")
+    config = with_dataset(config)
+    env = describe_task(config)
     config = apply_preset(config, algorithm.PRESETS, env.kind)
     if typed.help:
-        description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
-        description += " Options may stand in a file: --config run.toml." if RunOptions in others else ""
-        parts = [others[0](), config, *(other() for other in others[1:])]
-        print_help(command, description, *parts, examples=(f"{command} --env {env.name} --seed 1",))
+        _print_help(algorithm, config, command, others, f"--env {env.name}")
     return algorithm, env, config, typed
+
+
+def _print_help(algorithm: Algorithm, config: Any, command: str, others: Sequence[type[Any]], example: str) -> NoReturn:
+    """Every option, with the values of this config."""
+    description = (sys.modules[algorithm.Config.__module__].__doc__ or "").partition("\n")[0]
+    description += " Options may stand in a file: --config run.toml." if RunOptions in others else ""
+    parts = [others[0](), config, *(other() for other in others[1:])]
+    print_help(command, description, *parts, examples=(f"{command} {example} --seed 1",))
 
 
 def warm(words: Sequence[str]) -> None:

@@ -1,0 +1,186 @@
+"""Writing a dataset: episodes are appended, and become part of it in whole ones.
+
+Rows and episodes go to the ends of two files; from time to time both are made to last and the manifest, replaced as a
+whole, says how far they count. Whoever is killed leaves what the manifest says, and who goes on writes from there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+from gymnasium import spaces
+
+from shoal import tree
+from shoal.data import manifest as manifests
+from shoal.data import moments
+from shoal.data.episodes import ACTION, OBSERVATION, REWARD, BadData, Episode, to_rows
+from shoal.data.manifest import EPISODE, EPISODES, LOCK, ROWS, Manifest, Origin
+from shoal.envs import check
+
+COMMIT_BYTES = 1 << 26
+COMMIT_SECONDS = 2.0
+
+
+class DatasetWriter:
+    """Appends episodes to a new dataset or, with `DatasetWriter.go_on`, to one that was begun."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        native_action_space: spaces.Space[Any] | None = None,
+        log_probs: bool = False,
+        env: str = "",
+        env_options: Mapping[str, Any] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        """Spaces may be an environment's own: what is stored has floating point as float32 and counts from 0."""
+        self.path = Path(path)
+        name = env or "the dataset"
+        manifest = Manifest(
+            check.observation_space(observation_space, name),
+            check.action_space(action_space, name),
+            native_action_space or action_space,
+            log_probs=log_probs,
+            env=env,
+            env_options=env_options or {},
+            origin=origin or Origin(),
+        )
+        _make_folder(self.path)
+        self._open(manifest, new=True)
+
+    @classmethod
+    def go_on(cls, path: Path | str) -> DatasetWriter:
+        """Append to a dataset that is there; what a killed writer left behind whole episodes is cut off."""
+        writer = cls.__new__(cls)
+        writer.path = Path(path)
+        writer._open(manifests.read(writer.path), new=False)
+        return writer
+
+    def _open(self, manifest: Manifest, new: bool) -> None:
+        self.manifest = manifest
+        self.episodes, self.rows = manifest.episodes, manifest.rows
+        self._sums: dict[str, Any] = {
+            name: {key: value if key == "count" else np.asarray(value) for key, value in found.items()}
+            for name, found in manifest.moments.items()
+        }
+        self._record = manifest.record
+        self._checks = dict(manifest.checksums)
+        self._pending, self._committed = 0, time.monotonic()
+        try:
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._files: dict[str, BinaryIO] = {}
+            for name, size in ((ROWS, self.rows * self._record.itemsize), (EPISODES, self.episodes * EPISODE.itemsize)):
+                file = open(self.path / name, "wb" if new else "r+b")  # noqa: SIM115 closed with the writer
+                if file.seek(0, os.SEEK_END) < size:
+                    raise BadData(f"{self.path / name} is cut short: {file.tell():,} bytes where {size:,} belong.")
+                file.truncate(size)
+                file.seek(size)
+                self._files[name] = file
+            manifests.write(self.path, self.manifest)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise BadData(
+                f"{self.path} is being written by another process: wait for it, or take another folder."
+            ) from None
+        except OSError as error:
+            raise _cannot(self.path, error) from None
+
+    @property
+    def steps(self) -> int:
+        return self.rows - self.episodes
+
+    def append(self, episode: Episode, name: str | None = None) -> None:
+        """Add an episode; `name` is what sentences call it. It lasts from the next commit on, which comes by itself."""
+        manifest = self.manifest
+        rows = to_rows(episode, self._record, manifest.action_space, name or f"episode {self.episodes}")
+        entry = np.zeros(1, EPISODE)
+        entry["first"], entry["length"], entry["total"] = self.rows, len(episode), episode.total
+        entry["seed"] = -1 if episode.seed is None else episode.seed
+        entry["terminated"], entry["truncated"] = episode.terminated, episode.truncated
+        try:
+            for file, values in ((ROWS, rows), (EPISODES, entry)):
+                data = values.view(np.uint8).reshape(-1).data
+                self._files[file].write(data)
+                self._checks[file] = zlib.crc32(data, self._checks[file])
+        except OSError as error:
+            raise _cannot(self.path, error) from None
+        steps = slice(0, len(episode))
+        observed = {name: rows[name] for name in self._record.names or () if tree.is_under(name, OBSERVATION)}
+        moments.add(self._sums, {**observed, ACTION: rows[ACTION][steps], REWARD: rows[REWARD][steps]})
+        self.rows, self.episodes, self._pending = self.rows + len(rows), self.episodes + 1, self._pending + rows.nbytes
+        if self._pending >= COMMIT_BYTES or time.monotonic() - self._committed >= COMMIT_SECONDS:
+            self.commit()
+
+    def commit(self, **origin: Any) -> None:
+        """Make what was appended last; fields of `Origin` may change with it."""
+        try:
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            self.manifest = replace(
+                self.manifest,
+                rows=self.rows,
+                episodes=self.episodes,
+                checksums=dict(self._checks),
+                moments=moments.plain(self._sums),
+                origin=replace(self.manifest.origin, **origin),
+            )
+            manifests.write(self.path, self.manifest)
+        except OSError as error:
+            raise _cannot(self.path, error) from None
+        self._pending, self._committed = 0, time.monotonic()
+
+    def close(self, **origin: Any) -> None:
+        """Commit and let go of the folder."""
+        try:
+            self.commit(**origin)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the folder, with what was committed."""
+        for file in self._files.values():
+            try:
+                file.close()
+            except OSError:
+                pass  # what it could not write was never committed
+        os.close(self._lock)
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or not issubclass(kind, BadData | OSError):
+            self.close()
+        else:
+            self.release()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise BadData(f"{path} is there already: name a new folder, nothing is written over.")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot(path, error) from None
+
+
+def _cannot(path: Path, error: OSError) -> BadData:
+    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
+    return BadData(f"{path} cannot be written: {what}.")
