@@ -38,9 +38,8 @@ def _difference(one: spaces.Space[Any], other: spaces.Space[Any], bounds: bool) 
             return "another kind"
         if leaf.shape != found.shape or leaf.dtype != found.dtype:
             return "another shape or type"
-        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-            if _choices(leaf) != _choices(found):
-                return "another number of choices"
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) and _choices(leaf) != _choices(found):
+            return "another number of choices"
         if bounds and isinstance(leaf, spaces.Box) and not _same_bounds(leaf, found):
             return "other bounds"
     return None
