@@ -48,6 +48,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "retry services state step sync tree versions",
         "torch numpy",
     ),
+    "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack"),
     "runtime": ("buffers errors program sync", "numpy cloudpickle cryptography"),
     "algorithms": (
         "acting batches config envs errors functional learning loops nets optim options program replay "
