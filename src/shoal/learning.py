@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat
 
@@ -76,6 +76,8 @@ class Source(Protocol):
     from and perhaps measured, in this order; its memory may be used again for the next one.
     """
 
+    activity: str = "learning"  # what the time of `take` is told as
+
     def wait(self) -> None:
         """Return when `take` has something to give. What is asked for ahead of time is asked for here; until the wait
         is over nothing may have changed that a second `wait` would miss."""
@@ -92,8 +94,12 @@ class Source(Protocol):
         return {}
 
     def counts(self) -> Mapping[str, float]:
-        """What it has counted in this life: items that were lost, say."""
+        """What it has counted in this life: items that were lost, say; with "env_steps", those that it made itself."""
         return {}
+
+    def notes(self) -> Sequence[str]:
+        """Sentences for the user that have not been told yet."""
+        return ()
 
     def state_dict(self, scope: Scope = "own") -> State:
         """Where it stands. "own": what it needs to go on by itself; "exact": to go on to the last bit with all nodes of

@@ -28,10 +28,9 @@ class ActorCriticPolicy(NetworkPolicy[ActorCritic | UserNetwork]):
         *,
         greedy: bool = False,
         device: str = "cpu",
-        shared: bool = False,
     ) -> None:
-        mirror = NumpyActorCritic if supported(network) and not shared else None
-        super().__init__(network, seed, greedy=greedy, device=device, mirror=mirror, shared=shared)
+        mirror = NumpyActorCritic if supported(network) else None
+        super().__init__(network, seed, greedy=greedy, device=device, mirror=mirror)
         self._distribution = network.distribution
 
     def initial_state(self, count: int) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -52,9 +52,8 @@ class NetworkPolicy(Generic[Network]):
         device: str = "cpu",
         mirror: Callable[[Any], Mirror] | None = None,
         priorities: FirstPriorities | None = None,
-        shared: bool = False,  # the network is a learner's own, who says what it computes in
     ) -> None:
-        self.network = network if shared else compute_in(network.to(device).eval(), "float32")  # bfloat16 is learners'
+        self.network = compute_in(network.to(device).eval(), "float32")  # bfloat16 is learners'
         self.device = torch.device(device)
         self.random = np.random.default_rng(seed)
         self.first_priorities = priorities
@@ -103,6 +102,13 @@ class NetworkPolicy(Generic[Network]):
         else:
             import_weights(self.network, weights)
         self._weights, self._behind = weights, self.mirror is not None
+
+    def share(self, network: Network) -> Self:
+        """Act with a network that is trained in this process, as it is at every moment. Who trains it says what it
+        computes in."""
+        self.network, self.mirror = network, None
+        self._weights, self._behind = None, False
+        return self
 
     def to_device(self, observation: Any) -> Any:
         """Arrays as tensors on the policy's device."""

@@ -2,7 +2,7 @@
 
 ```python
 learner = PPO(cfg, env, seed=0)
-policy = ActorCriticPolicy(learner.network, seed=1, device=cfg.device, shared=True)
+policy = make_policy(cfg, env, seed=1).share(learner.network)
 rollouts = Rollouts(TensorEnvs(vector), policy, rows=cfg.unroll)
 while True:
     learner.update(rollouts.next())
@@ -11,7 +11,11 @@ while True:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+import numpy as np
+import torch
 
 from shoal import tree
 from shoal.acting.network_policy import NetworkPolicy
@@ -29,6 +33,8 @@ class DeviceEnvs(Protocol):
 
     def reset(self) -> Any: ...
     def step(self, action: Any) -> Step: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Rollouts:
@@ -40,8 +46,14 @@ class Rollouts:
     one environment (`with_final_rows`), which is the one number that is read back from the device.
     """
 
-    def __init__(self, envs: DeviceEnvs, policy: NetworkPolicy[Any], rows: int) -> None:
-        self._envs, self._policy = envs, policy
+    def __init__(
+        self,
+        envs: DeviceEnvs,
+        policy: NetworkPolicy[Any],
+        rows: int,
+        alive: Callable[[], object] = lambda: None,  # called after every row
+    ) -> None:
+        self._envs, self._policy, self._alive = envs, policy, alive
         self._recorder = Recorder(policy, envs.count, rows, self._take, overlap=0, store_finals=True)
         self._observation = envs.reset()
         self._recorder.player.on_device(tree.leaf(self._observation).device)
@@ -56,8 +68,17 @@ class Rollouts:
             step = self._envs.step(recorder.act(self._observation))
             self._observation = step.observation
             complete = recorder.result(step)
+            self._alive()
         network.train(training)  # acting has left it in evaluation mode
         return self._batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every environment stands between two batches, as arrays."""
+        return stand_of(self._envs, self._observation) | {"player": self._recorder.player.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._observation = stand_at(self._envs, state, self._observation)
+        self._recorder.player.load_state_dict(state["player"])
 
     def _take(self, block: Columns) -> None:
         columns: dict[str, Values] = dict(block)
@@ -71,3 +92,17 @@ class Rollouts:
             columns = with_final_rows(columns, final, ended[:-1])
         columns["first"] = episode_starts(columns["valid"])
         self._batch = nested(columns | state, self._envs.observation_space)
+
+
+def stand_of(envs: DeviceEnvs, observation: Any) -> dict[str, Any]:
+    """Where environments stand, and what they showed last, as arrays."""
+    shown = {name: part.cpu().numpy().copy() for name, part in tree.flatten(observation, "observation").items()}
+    return {"environments": envs.state_dict(), "observation": shown}
+
+
+def stand_at(envs: DeviceEnvs, state: Mapping[str, Any], like: Any) -> Any:
+    """Bring environments there; what they have shown last, where `like` is."""
+    envs.load_state_dict(state["environments"])
+    device = tree.leaf(like).device
+    shown = {name: torch.as_tensor(np.array(part)).to(device) for name, part in state["observation"].items()}
+    return tree.nest(envs.observation_space, shown, "observation")

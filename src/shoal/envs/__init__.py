@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from shoal.envs import tasks
+from shoal.envs import tasks, torch_tasks
 from shoal.envs.describing import describe, describe_data
 from shoal.envs.episodes import Episode
 from shoal.envs.faults import EnvFault
-from shoal.envs.making import make
+from shoal.envs.making import make, make_tensors
 from shoal.envs.names import Environment
 from shoal.envs.spec import EVALUATION_LIMIT, EnvSpec, TaskKind, Vectorizer
+from shoal.envs.tensors import TensorEnvs
 from shoal.envs.vector import Envs
 from shoal.errors import name_of
 from shoal.step import Step
@@ -22,10 +23,13 @@ __all__ = [
     "Episode",
     "Step",
     "TaskKind",
+    "TensorEnvs",
     "Vectorizer",
     "describe",
     "describe_data",
     "make",
+    "make_tensors",
     "name_of",
     "tasks",
+    "torch_tasks",
 ]

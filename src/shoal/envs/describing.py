@@ -14,6 +14,7 @@ from shoal import tree
 from shoal.envs import atari, check, names
 from shoal.envs.choosing import StepTime, measure
 from shoal.envs.faults import EnvFault, told_as_a_fault
+from shoal.envs.hosted import OnHost
 from shoal.envs.making import usual_stack, vectorize
 from shoal.envs.names import Environment
 from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
@@ -34,11 +35,12 @@ def describe(
     evaluation_options: EnvOptions | None = None,
     evaluation_limit: int | None = None,
     stack: int = 0,
+    device: str = "cpu",
     apart: bool = True,
 ) -> EnvSpec:
     """What an environment made with these options is. The evaluator's version has `evaluation_options` on top of them,
     and its episodes are cut after `evaluation_limit` steps. `stack` is as for `make`: the spec's spaces are those of
-    the stacks that a policy sees.
+    the stacks that a policy sees. A vector of tensors is tried on the `device`.
 
     One is made, reset and stepped once, so that what cannot work is said before anything is started; the user's own
     code in a process of its own, since it may end it, unless this one is there for that (`apart=False`).
@@ -46,9 +48,9 @@ def describe(
     if apart and names.is_users_code(env):
         from shoal.envs.trial import describe_apart
 
-        found = describe_apart(env, options, vectorizer, evaluation_options)
+        found = describe_apart(env, options, vectorizer, evaluation_options, device)
     else:
-        found = describe_here(env, options, vectorizer, evaluation_options)
+        found = describe_here(env, options, vectorizer, evaluation_options, device)
     evaluation = found.evaluation and _stacked(found.evaluation, stack)
     return replace(_stacked(found, stack), evaluation_cap=evaluation_limit, evaluation=evaluation)
 
@@ -81,13 +83,17 @@ def _stacked(found: EnvSpec, stack: int) -> EnvSpec:
 
 
 def describe_here(
-    env: Environment, options: EnvOptions | None, vectorizer: Vectorizer, evaluation_options: EnvOptions | None
+    env: Environment,
+    options: EnvOptions | None,
+    vectorizer: Vectorizer,
+    evaluation_options: EnvOptions | None,
+    device: str = "cpu",
 ) -> EnvSpec:
     """`describe` in this process."""
-    found = _describe(env, options or {}, vectorizer)
+    found = _describe(env, options or {}, vectorizer, device)
     if not evaluation_options:
         return replace(found, evaluation=_whole_games(found))
-    evaluation = _describe(env, {**(options or {}), **evaluation_options}, vectorizer)
+    evaluation = _describe(env, {**(options or {}), **evaluation_options}, vectorizer, device)
     if (evaluation.observation_space, evaluation.action_space) != (found.observation_space, found.action_space):
         raise UserError(
             f"{found.name} has other spaces with the evaluator's options {dict(evaluation_options)}: "
@@ -104,11 +110,11 @@ def _whole_games(found: EnvSpec, given: EnvOptions | None = None) -> EnvSpec | N
     return replace(found, options={**found.options, "episodic_life": False, **fires})
 
 
-def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> EnvSpec:
+def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer, device: str) -> EnvSpec:
     name = name_of(env)
     try:
         asked: Vectorizer = "sync" if vectorizer == "async" else vectorizer
-        vector: Any = vectorize(env, 1, seed=0, options=options, vectorizer=asked)
+        vector: Any = vectorize(env, 1, seed=0, options=options, vectorizer=asked, device=device)
         one = getattr(vector, "envs", [vector])[0]  # a single environment where there is one
         with told_as_a_fault(name, "used"):
             envs = Envs(vector, name, seed=0)
@@ -143,6 +149,7 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer) -> 
         registered=names.registered_by_user(env),
         step_time=step_time,
         mask_note=mask_note,
+        on_device=isinstance(vector, OnHost),
     )
 
 
@@ -150,7 +157,7 @@ def _runs_ale(one: Any) -> bool:
     """Whether it is code of ale-py, whatever wraps it."""
     if isinstance(one, atari.NativeGames):
         return True
-    return any(base.__module__.startswith("ale_py.") for base in type(one.unwrapped).__mro__)
+    return any(base.__module__.startswith("ale_py.") for base in type(getattr(one, "unwrapped", one)).__mro__)
 
 
 def _try(envs: Envs, name: str, given: str, measured: bool) -> StepTime:

@@ -18,9 +18,11 @@ class Episode(NamedTuple):
 
 
 class EpisodeLog:
-    """Collects rewards and ends, a row per step; the row after an end is the reset and belongs to no episode."""
+    """Collects rewards and ends, a row per step; with a `pause` the row after an end is the reset and belongs to no
+    episode."""
 
-    def __init__(self, count: int, rows: int = 128) -> None:
+    def __init__(self, count: int, rows: int = 128, pause: bool = True) -> None:
+        self._next = 2 if pause else 1  # rows from an end to the first step of the next episode
         self._rewards = np.zeros((rows, count), np.float32)
         self._done = np.zeros((rows, count), np.bool_)
         self._row = 0
@@ -84,10 +86,10 @@ class EpisodeLog:
             again = (env[1:] == env[:-1]).nonzero()[0]  # the next end is of the same environment
             before, begin = -self._return[env], self._begin[env]
             before[again + 1] = reached[again]
-            begin[again + 1] = row[again] + 2
+            begin[again + 1] = row[again] + self._next
             order = row.argsort(kind="stable")
             self._finished.append(((reached - before)[order], (row + 1 - begin)[order]))
             self._return[env] = -reached  # where there are several, the last one stays
-            self._begin[env] = row + 2
+            self._begin[env] = row + self._next
         self._return += total[-1]
         self._begin -= rows

@@ -12,12 +12,15 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs import atari, check, names
+from shoal.envs import atari, check, names, torch_tasks
+from shoal.envs.adapters import as_tensors
 from shoal.envs.faults import told_as_a_fault
+from shoal.envs.hosted import OnHost
 from shoal.envs.names import Environment
 from shoal.envs.options import OF_GYMNASIUM, check_options, parameters_of, unknown_option
 from shoal.envs.processes import SubProcesses
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
+from shoal.envs.tensors import TensorEnvs
 from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess, MakeOne, VectorEnvLike, spread
 from shoal.errors import UserError, name_of
@@ -40,7 +43,8 @@ def make(
     """`count` environments: of an `EnvSpec`, of a Gymnasium id, or of the user's factory or its name `module:factory`.
 
     `options` are given to the environment or to the factory. A factory returns a gymnasium.Env, a dm_env.Environment,
-    or, when it takes `count` or `num_envs`, a gymnasium.vector.VectorEnv of that many; a factory that takes `seed` is
+    or, when it takes `count` or `num_envs`, a gymnasium.vector.VectorEnv of that many, or a vector of tensors
+    (`shoal.envs.tensors`), with the `device` that it is to live on if it takes one; a factory that takes `seed` is
     given one. `vectorizer`: "native" is the environment's own vector version, "sync" steps one after another,
     "async" gives each a process; "auto" is native where there is one, else sync. `limit` truncates episodes after so
     many steps. `stack` is the number of frames that make up what a policy sees of an image (`Envs.stacks`); 0: what is
@@ -49,12 +53,15 @@ def make(
     and its episode is truncated (`Envs.losses`); else that is an `EnvFault` of all, as it always is of a vector that
     steps its environments itself. What an `EnvSpec` says of these holds where nothing else is given.
     """
+    device = "cpu"
     if isinstance(env, EnvSpec):
         names.know(env.registered)
         stack, timeout = stack or env.stack, timeout or env.timeout
         options = {**env.options, **(options or {})}
-        vectorizer, limit, env = vectorizer or env.vectorizer, limit or env.limit, env.env
-    vector = vectorize(env, count, seed=seed, options=options or {}, vectorizer=vectorizer or "auto", limit=limit)
+        vectorizer, limit, device, env = vectorizer or env.vectorizer, limit or env.limit, env.device, env.env
+    vector = vectorize(
+        env, count, seed=seed, options=options or {}, vectorizer=vectorizer or "auto", limit=limit, device=device
+    )
     in_the_vector = isinstance(vector, InProcess | SubProcesses | atari.NativeGames)
     if isinstance(vector, SubProcesses):
         vector.timeout = timeout
@@ -62,6 +69,15 @@ def make(
         vector.replaces = replaces
     stack = stack or usual_stack(env, options or {})
     return Envs(vector, name_of(env), seed, None if in_the_vector else limit, stack)
+
+
+def make_tensors(env: EnvSpec, count: int, *, seed: int, device: str) -> TensorEnvs:
+    """`count` environments that live on a device: of what was described as a vector of tensors."""
+    names.know(env.registered)
+    vector = vectorize(env.env, count, seed=seed, options=env.options, vectorizer="auto", device=device)
+    if not isinstance(vector, OnHost):
+        raise UserError(f"{env.name} gave tensors when it was tried, and gives arrays now.")
+    return vector.tensors
 
 
 def usual_stack(env: Environment, options: EnvOptions) -> int:
@@ -78,8 +94,10 @@ def vectorize(
     options: EnvOptions,
     vectorizer: Vectorizer,
     limit: int | None = None,
+    device: str = "cpu",
 ) -> VectorEnvLike:
-    """The vector that `make` steps. A `limit` is built into environments that are made one by one, and only there."""
+    """The vector that `make` steps. A `limit` is built into environments that are made one by one, and only there.
+    Vectors of tensors are made on the `device`; all others have none."""
     if vectorizer not in get_args(Vectorizer):
         raise UserError(f"vectorizer {vectorizer!r} is unknown; choose from {', '.join(get_args(Vectorizer))}.")
     if count < 1:
@@ -93,8 +111,11 @@ def vectorize(
     try:
         with told_as_a_fault(name, f"made{given}"):
             if isinstance(found, registration.EnvSpec):
+                if found.namespace == torch_tasks.NAMESPACE:
+                    own = {**found.kwargs, **options}
+                    return _vector_of_factory(name, _maker(found), count, seed, own, vectorizer, limit, device, found)
                 return _vector_of_registered(name, found, count, dict(options), vectorizer, limit)
-            return _vector_of_factory(name, found, count, seed, dict(options), vectorizer, limit)
+            return _vector_of_factory(name, found, count, seed, dict(options), vectorizer, limit, device)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise UserError(names.missing_package(name, error)) from error
 
@@ -214,8 +235,12 @@ def _vector_of_factory(
     options: dict[str, Any],
     vectorizer: Vectorizer,
     limit: int | None,
+    device: str,
+    registered: registration.EnvSpec | None = None,
 ) -> VectorEnvLike:
     parameters = parameters_of(factory)
+    if "device" in parameters:
+        options = {"device": device} | options
     seeds = spread(seed, count)
     counted = next((parameter for parameter in ("count", "num_envs") if parameter in parameters), None)
 
@@ -232,6 +257,8 @@ def _vector_of_factory(
     if counted is None and vectorizer == "async":  # each is made in its own process, and none here
         return _one_by_one([partial(_make_own, one, number, name) for number in range(count)], name, "async", limit)
     first = one(0)
+    if (tensors := as_tensors(first)) is not None:
+        return OnHost(_checked_count(name, tensors, count), name, registered)
     if isinstance(first, VectorEnv):
         return _checked_vector(name, first, count)
     if counted is not None:
@@ -253,13 +280,7 @@ def _make_own(make_one: Callable[[int], Any], number: int, name: str) -> gymnasi
 
 
 def _checked_vector(name: str, vector: Any, count: int) -> VectorEnvLike:
-    check.check_spaces(name, vector, "single_observation_space", "single_action_space")
-    found = getattr(vector, "num_envs", None)
-    if found != count:
-        raise UserError(
-            f"{name} returned a vector of {found} environments where {count} were asked for; "
-            "let the factory take a 'count' argument."
-        )
+    _checked_count(name, vector, count)
     mode = vector.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         raise UserError(
@@ -267,6 +288,17 @@ def _checked_vector(name: str, vector: Any, count: int) -> VectorEnvLike:
             "it must be gymnasium.vector.AutoresetMode.NEXT_STEP."
         )
     return vector  # type: ignore[no-any-return]
+
+
+def _checked_count(name: str, vector: Any, count: int) -> Any:
+    check.check_spaces(name, vector, "single_observation_space", "single_action_space")
+    found = getattr(vector, "num_envs", None)
+    if found != count:
+        raise UserError(
+            f"{name} returned a vector of {found} environments where {count} were asked for; "
+            "let the factory take a 'count' argument."
+        )
+    return vector
 
 
 def _as_gymnasium(environment: Any, name: str) -> gymnasium.Env[Any, Any]:

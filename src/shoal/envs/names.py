@@ -71,7 +71,8 @@ def registered_by_user(env: Environment) -> registration.EnvSpec | None:
     found = gymnasium.registry.get(env) if isinstance(env, str) else None
     if found is None:
         return None
-    known = isinstance(found.entry_point, str) and found.entry_point.partition(".")[0] in _KNOWN_EVERYWHERE
+    entry = found.entry_point or found.vector_entry_point
+    known = isinstance(entry, str) and entry.partition(".")[0] in _KNOWN_EVERYWHERE
     return None if known else found
 
 

@@ -24,9 +24,9 @@ from shoal.types import Array
 def make_drawn(spec: EnvSpec, seed: int) -> Envs:
     """One environment that can be drawn, also where there is no screen."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame looks for a screen, and says that there is none
-    options = {"render_mode": "rgb_array"} if _takes_render_mode(spec.env) else {}
+    options = {"render_mode": "rgb_array"} if _takes_render_mode(spec) else {}
     try:
-        return make(spec, 1, seed=seed, options=options, vectorizer=_single(spec.env))
+        return make(spec, 1, seed=seed, options=options, vectorizer="auto" if spec.on_device else _single(spec.env))
     except UserError as error:
         if "'render_mode'" in str(error) and "render_mode" not in spec.options:  # it was not the user who asked for it
             raise UserError(_wanted(spec.name)) from error
@@ -102,11 +102,11 @@ def _draw_one(spec: EnvSpec) -> None:
         raise UserError(str(fault)) from fault
 
 
-def _takes_render_mode(env: Environment) -> bool:
+def _takes_render_mode(spec: EnvSpec) -> bool:
     """What is registered does; a factory, where it says so."""
-    if not names.is_users_code(env):
-        return True
-    parameters = parameters_of(names.resolve(env))  # type: ignore[arg-type]  # the factory, where it is the user's
+    if not names.is_users_code(spec.env):
+        return not spec.on_device
+    parameters = parameters_of(names.resolve(spec.env))  # type: ignore[arg-type]  # the factory, where it is the user's
     return "render_mode" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 

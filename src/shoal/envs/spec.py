@@ -43,6 +43,8 @@ class EnvSpec:
     evaluation_cap: int | None = None  # the evaluator's own, in place of the environment's limit
     evaluation: EnvSpec | None = None  # the evaluator's own version, where it has other options
     native_action_space: spaces.Space[Any] | None = None  # as the environment has it: counted from its own start
+    on_device: bool = False  # a vector of tensors, which is stepped where the learner is
+    device: str = "cpu"  # where such a vector is made that others step, the evaluator's say
     registered: registration.EnvSpec | None = None  # what Gymnasium knows of the id only where the user registered it
 
     told: str | None = None  # a name for a person, where there is no environment

@@ -40,10 +40,14 @@ Wait = Callable[["subprocess.Popen[bytes]", int], int | None]  # of a child and 
 
 
 def describe_apart(
-    env: Environment, options: EnvOptions | None, vectorizer: Vectorizer, evaluation_options: EnvOptions | None
+    env: Environment,
+    options: EnvOptions | None,
+    vectorizer: Vectorizer,
+    evaluation_options: EnvOptions | None,
+    device: str = "cpu",
 ) -> EnvSpec:
     """`describe` in a new process, which takes 0.3 s. What cannot be sent to one is described here."""
-    question = (env, options, vectorizer, evaluation_options)
+    question = (env, options, vectorizer, evaluation_options, device)
     try:
         pickled = cloudpickle.dumps(question)
     except Exception:

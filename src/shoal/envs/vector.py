@@ -2,7 +2,8 @@
 
 Autoreset is Gymnasium's NEXT_STEP: when an episode ends with one step, the next step ignores the action, returns
 reward 0 and the first observation of the next episode, and is marked as a `reset`. So the observation returned with
-`terminated` or `truncated` is the episode's final one, and a row that is a `reset` is no transition.
+`terminated` or `truncated` is the episode's final one, and a row that is a `reset` is no transition. Vectors of tensors
+that reset within a step (SAME_STEP) can be played, too: their rows say so (`Step.final_observation`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode
 
 from shoal import tree
 from shoal.envs import check
@@ -20,6 +22,7 @@ from shoal.envs.episodes import Episode, EpisodeLog
 from shoal.envs.faults import EnvFault
 from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, REPLACED, RESET_REWARD
 from shoal.envs.state import load_layers, state_of_layers
+from shoal.envs.tensors import FINAL
 from shoal.envs.vectorizers import VectorEnvLike
 from shoal.step import Step
 from shoal.types import Array, Arrays
@@ -57,7 +60,8 @@ class Envs:
         self._only_shape = self._shapes.get("observation")
         self._floats = [name for name, dtype in self._dtypes.items() if np.issubdtype(dtype, np.floating)]
         self._done = np.zeros(self.count, np.bool_)  # ended with the last step, so the next one resets
-        self._log = EpisodeLog(self.count)
+        self._same_step = resets_within_a_step(vector)
+        self._log = EpisodeLog(self.count, pause=not self._same_step)
         self._limit = limit
         self._length = np.zeros(self.count, np.int64)  # of the running episodes, where there is a limit
         self._cut = False  # the limit was reached, so the next step resets all
@@ -96,7 +100,11 @@ class Envs:
             self._add_games(reward, info)
         else:
             self._log.add(reward, self._done)
-        return Step(observation, reward, terminated, truncated, resets)
+        if not self._same_step:
+            return Step(observation, reward, terminated, truncated, resets)
+        self._done = np.zeros(self.count, np.bool_)
+        final = info.get(FINAL[0])
+        return Step(observation, reward, terminated, truncated, resets, observation if final is None else final)
 
     def losses(self) -> list[str]:
         """Sentences on the environments that were lost and replaced since this was last asked."""
@@ -213,6 +221,11 @@ class Envs:
         self._checked = True
         check.check_observation(observation, self._vector.single_observation_space, self.environment, self.count)
         check.check_rows(self.environment, self.count, reward=reward, terminated=terminated, truncated=truncated)
+
+
+def resets_within_a_step(vector: VectorEnvLike) -> bool:
+    metadata = getattr(vector, "metadata", None)
+    return isinstance(metadata, Mapping) and metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
 
 
 def action_converter(space: Space[Any]) -> Callable[[Array], Array]:

@@ -11,7 +11,7 @@ from shoal.data.fitting import check_fits
 from shoal.envs import EnvSpec, describe, describe_data
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
-from shoal.options import Acting, Data, Rollouts
+from shoal.options import Acting, Data, Learning, Rollouts
 from shoal.types import NO_ENV
 
 C = TypeVar("C", bound=Acting)
@@ -53,9 +53,12 @@ def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
         evaluation_options=cfg.eval_env_options,
         evaluation_limit=cfg.eval_limit,
         stack=cfg.frame_stack,
+        device=cfg.device if isinstance(cfg, Learning) else cfg.acting_device,
         apart=apart,
     )
-    spec = replace(spec, timeout=cfg.env_timeout)
+    spec = replace(spec, timeout=cfg.env_timeout, device=cfg.acting_device)
+    if spec.evaluation is not None:
+        spec = replace(spec, evaluation=replace(spec.evaluation, device=cfg.acting_device))
     vectorizer, why = choose(spec, cfg.actors)
     if spec.timeout and vectorizer != "async":
         raise UserError(
@@ -68,7 +71,10 @@ def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
 def fit(cfg: C, env: EnvSpec, runtime: str) -> tuple[C, EnvSpec]:
     """The config with as few environments per actor as its environment's speed calls for, and where that is less than
     the preset has, a smaller batch of rollouts with it; the description says so. What was given stays; so does all of
-    a preset that was named, and inline, where a measured time must not decide what is learned."""
+    a preset that was named, and inline, where a measured time must not decide what is learned. Where the environment
+    lives on a device, each learner has the environments that all actors would have had."""
+    if env.on_device:
+        return _fit_device(cfg, env)
     if runtime == "inline" or not given(cfg).isdisjoint(("envs_per_actor", "preset")):
         return cfg, env
     most, why = most_environments(env, cfg.actors)
@@ -85,3 +91,22 @@ def fit(cfg: C, env: EnvSpec, runtime: str) -> tuple[C, EnvSpec]:
     notes = note if env.vectorizer_note is None else f"{env.vectorizer_note}\n{note}"
     fitted: C = replace(cfg, _given=given(cfg), **changes)  # type: ignore[call-arg]
     return fitted, replace(env, vectorizer_note=notes)
+
+
+def _fit_device(cfg: C, env: EnvSpec) -> tuple[C, EnvSpec]:
+    learners = cfg.learners if isinstance(cfg, Learning) else 1
+    if "actors" in given(cfg) and cfg.actors != learners:
+        raise UserError(
+            f"--actors {cfg.actors} would have nothing to step: {env.name} lives where the learner is, and each of "
+            f"--learners {learners} acts in --envs-per-actor environments: leave out --actors."
+        )
+    environments = cfg.envs_per_actor
+    if "envs_per_actor" not in given(cfg):
+        environments *= cfg.actors
+    fitted: C = replace(cfg, _given=given(cfg), actors=learners, envs_per_actor=environments)  # type: ignore[call-arg]
+    nodes = "the learner acts" if learners == 1 else f"each of {learners} learners acts"
+    where = cfg.device if isinstance(cfg, Learning) else cfg.acting_device
+    note = (
+        f"{env.name} is a vector of tensors: {nodes} itself, in {environments:,} environments on its device ({where})"
+    )
+    return fitted, replace(env, vectorizer_note=note)

@@ -20,9 +20,11 @@ def stop_reason(options: RunOptions, progress: Progress, finished: bool, interru
         return "interrupt"
     if options.stop_return is not None and progress.confirmed is not None:
         return "return"
-    if finished:
-        return "updates"
-    if options.stop_steps is not None and progress.count("env_steps") >= options.stop_steps:
+    steps = options.stop_steps is not None and progress.count("env_steps") >= options.stop_steps
+    if finished:  # one that acts itself has ended with its steps, if its updates were not over
+        updates = options.stop_updates is not None and progress.count("learner_steps") >= options.stop_updates
+        return "steps" if steps and not updates else "updates"
+    if steps:
         return "steps"
     if options.stop_seconds is not None and (
         progress.train_seconds >= options.stop_seconds or progress.elapsed >= options.stop_seconds + START

@@ -21,7 +21,7 @@ def library(values: Values) -> Any:
 
 def to_numpy(values: Values) -> Array:
     """A copy of what leaves the process."""
-    return np.array(values.cpu() if isinstance(values, Tensor) else values)
+    return np.array(values.cpu().numpy() if isinstance(values, Tensor) else values)
 
 
 def zero_where(begins: Values, state: dict[str, Values]) -> dict[str, Values]:

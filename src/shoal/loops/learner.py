@@ -71,6 +71,7 @@ class LearnerLoop(Loop):
         self._publication = Publication(weights, learning)
         self._keeper = Keeper(weights)
         self._source = make_source(learning)
+        self._limited = retry(metrics.step_limit) is not None
         self._begun = False
         self.progress = 0  # updates applied in this life; the supervisor asks for it
         self._refused = 0  # in a row
@@ -91,8 +92,19 @@ class LearnerLoop(Loop):
         if self._finishing:
             return self._end()
         with self._at_work:
-            self._update(self._source.take())
-        return True
+            taken = self._source.take()
+            if self._source.activity != "learning":
+                self._reporter.lap(self._source.activity)
+            self._update(taken)
+            more = self._may_go_on()
+        return True if more else self._end()
+
+    def _may_go_on(self) -> bool:
+        """False when all steps of environments were made that the run was given, by sources that make them."""
+        if not (self._limited and self._leads and "env_steps" in self._source.counts()):
+            return True
+        self._take_counts()
+        return self._reporter.spend_steps()
 
     def finish(self) -> None:
         """Of several, rank 0 ends after an update that all have made; the others wait for it in the next one."""
@@ -130,6 +142,8 @@ class LearnerLoop(Loop):
         report.lap("publishing")
         if report.due():
             self._look_around()
+            for note in self._source.notes():
+                report.note(note)
             if self._leads:
                 report.values.update(update.metrics)
                 report.values.update(self._source.measure(taken), version=learning.updates)

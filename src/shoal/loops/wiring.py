@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+import torch
 from torch import nn
 
 from shoal import envs
@@ -17,6 +18,7 @@ from shoal.errors import UserError
 from shoal.learning import Learner, MakeSource
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.datasets import DatasetSource
+from shoal.loops.device import RolloutSource
 from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import LearnerLoop
@@ -25,7 +27,18 @@ from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
 from shoal.nets.building import make_actor_critic
 from shoal.optim import Peers
-from shoal.options import Acting, CentralInference, Data, Experience, Learning, Offline, OffPolicy, OnPolicy, Proximal
+from shoal.options import (
+    Acting,
+    CentralInference,
+    Data,
+    Experience,
+    Learning,
+    Offline,
+    OffPolicy,
+    OnPolicy,
+    Proximal,
+    Unrolls,
+)
 from shoal.program import Group, Members, Program, Resources, current
 from shoal.replay import (
     MinSize,
@@ -266,6 +279,7 @@ class Wiring(Generic[C]):
     ) -> None:
         """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
         cfg = self.cfg
+        _refuse_on_device(self.env)
         policy = partial(make_policy, cfg, self.env)
         build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         patterns = {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)}
@@ -317,6 +331,27 @@ class Wiring(Generic[C]):
             self.name("actor"), cfg.actors, RemoteActorLoop, build, rows, servers, self.metrics
         )
         self.place_acting(f"{self.name('inference')}/*", count)
+
+    # ---- acting on the learner's device
+
+    def rollout_source(self, make_policy: MakePolicy[C], batch: int) -> MakeSource:
+        """What learners read whose environments live where they are: rollouts of their own, `batch` of all learners at
+        a time."""
+        rows, learners = _with(Unrolls, self.cfg).unroll, _with(Learning, self.cfg).learners
+        return partial(RolloutSource, **self.acting_on_device(make_policy), rows=rows, batch=max(1, batch // learners))
+
+    def acting_on_device(self, make_policy: MakePolicy[C]) -> dict[str, Any]:
+        """The environments and the policy of a `DeviceSource`."""
+        cfg, env = self.cfg, self.env
+        if env.stacks:
+            raise UserError(f"--frame-stack {env.stack} is not made on a device: let {env.name} stack its own frames.")
+        if isinstance(cfg, CentralInference) and cfg.inference == "central":
+            raise UserError(f"{env.name} lives where the learner is, which acts itself: leave out --inference central.")
+        there = replace(cfg, acting_device=_with(Learning, cfg).device)
+        return {
+            "make_envs": partial(make_tensor_envs, env, cfg.envs_per_actor),
+            "make_policy": partial(make_policy, there, env),
+        }
 
     # ---- learners
 
@@ -374,6 +409,7 @@ class Wiring(Generic[C]):
     def add_workers(self, make_worker: MakeWorker[C], servers: list[GradientServer], *, rows: int) -> None:
         """`worker/0`, `worker/1`, …"""
         cfg = self.cfg
+        _refuse_on_device(self.env)
         build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         worker = partial(make_worker, cfg, self.env)
         self.group("actors").add_alike(
@@ -468,12 +504,17 @@ def rollout_program(
     publish_every: int = 1,
     prefetch: int = 1,
 ) -> Program:
-    """Actors bring rollouts of `cfg.unroll` steps, learners take each once."""
+    """Actors bring rollouts of `cfg.unroll` steps, learners take each once. Where the environment lives on a device
+    there are no actors: each learner makes its own, in `cfg.envs_per_actor` environments."""
     if isinstance(cfg, Proximal):
         rollouts = max(1, batch // cfg.learners)  # of each learner
         recurrent = cfg.minibatches > rollouts and bool(make_actor_critic(cfg, env, seed=0).initial_state(1))
         cfg.check_minibatches(rollouts, 1 if recurrent else cfg.unroll)
     wiring = Wiring(cfg, env, settings)
+    if env.on_device:
+        wiring.add_learners(learner, source=wiring.rollout_source(policy, batch), publish_every=publish_every)
+        wiring.add_evaluator(policy)
+        return wiring.program
     rollouts = wiring.add_replay(table)
     source = wiring.table_source(rollouts, batch, prefetch=prefetch, synchronous=synchronous)
     wiring.add_learners(learner, source=source, publish_every=publish_every)
@@ -523,6 +564,14 @@ def _check_share(learners: int, batch: int) -> None:
         )
 
 
+def _refuse_on_device(env: EnvSpec) -> None:
+    if env.on_device:
+        raise UserError(
+            f"{env.name} is a vector of tensors, which is stepped where the learner is, and this algorithm has actors "
+            "elsewhere: choose another (ppo, appo, impala, sac, td3)."
+        )
+
+
 def _with(group: type[G], cfg: Acting) -> G:
     """The config as one of a group whose options are read."""
     if not isinstance(cfg, group):
@@ -543,6 +592,10 @@ def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs
     """With "auto", the environment's own vectorizer: what was chosen when it was described."""
     chosen = None if vectorizer == "auto" else cast(envs.Vectorizer, vectorizer)
     return envs.make(env, count, seed=seed, vectorizer=chosen, replaces=True)
+
+
+def make_tensor_envs(env: EnvSpec, count: int, seed: int, device: torch.device) -> envs.TensorEnvs:
+    return envs.make_tensors(env, count, seed=seed, device=str(device))
 
 
 def whole_requests(environments: int, limit: int, actors: str, server: Members) -> int:

@@ -14,6 +14,7 @@ from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.acting.rollouts import Rollouts
 from shoal.algorithms import impala, ppo
 from shoal.batches import Batch, with_final_rows
+from shoal.envs.faults import EnvFault
 from shoal.envs.tensors import Autoreset, TensorEnvs
 from shoal.errors import UserError
 from shoal.functional import gae as gae_law
@@ -45,7 +46,7 @@ def worth(*_: Any) -> nn.Module:
 def rollouts(autoreset: Autoreset, page: Any = ppo, rows: int = ROWS, **options: Any) -> tuple[Any, Rollouts]:
     cfg = page.Config(**{"env": "", "unroll": rows, "gamma": GAMMA, **options})
     learner = (page.PPO if page is ppo else page.Impala)(cfg, SPACES, 0)
-    policy = ActorCriticPolicy(learner.network, 1, shared=True)
+    policy = page.make_policy(cfg, SPACES, 1).share(learner.network)
     return learner, Rollouts(TensorEnvs(Counting(autoreset)), policy, rows)
 
 
@@ -184,12 +185,41 @@ class Numpy(Counting):
         return super().reset()[0].numpy(), {}
 
 
-def test_what_cannot_be_known_is_refused_in_a_sentence() -> None:
+def test_a_cut_whose_end_is_lost_is_no_transition_and_is_told_once() -> None:
+    """So the step before it is bootstrapped from what it led to, and nothing from the next episode."""
     lost = TensorEnvs(Forgetful("same_step"))
     lost.reset()
-    lost.step(torch.zeros(COUNT))
-    with pytest.raises(UserError, match=r"An episode was truncated and reset within one step.*'final_obs'"):
-        lost.step(torch.zeros(COUNT))
+    lost.step(torch.ones(COUNT))
+    assert lost.take_notes() == []
+    step = lost.step(torch.ones(COUNT))  # environment 0 is cut after two steps
+    assert (step.reset.tolist(), step.truncated.any(), step.reward.tolist()) == ([True, False, False], False, [0, 1, 1])
+    assert step.begins.tolist() == [True, False, False]
+    assert step.observation[0].tolist() == [1.0, 0.0], "the next episode's first observation"
+    assert lost.take_returns() == (1, 2.0), "what the last step gave counts all the same"
+    (note,) = lost.take_notes()
+    assert note.startswith("Forgetful resets within a step and loses final observations: the last step of each episode")
+    assert lost.take_notes() == []
+    for _ in range(4):
+        step = lost.step(torch.ones(COUNT))
+    assert step.terminated[1], "one that has terminated needs no final observation"
+    assert not step.reset[1]
+
+
+def test_what_is_not_finite_is_told_when_it_is_counted() -> None:
+    class Broken(Counting):
+        def step(self, action: Tensor, /) -> Any:
+            seen, *rest = super().step(action)
+            return seen.masked_fill(seen == 1.0, torch.inf), *rest
+
+    broken = TensorEnvs(Broken("same_step"))
+    broken.reset()
+    assert broken.take_returns()[0] == 0
+    broken.step(torch.zeros(COUNT))
+    with pytest.raises(EnvFault, match="Broken gave an observation or a reward that is not finite"):
+        broken.take_returns()
+
+
+def test_what_cannot_be_known_is_refused_in_a_sentence() -> None:
     with pytest.raises(UserError, match="Silent does not say when it resets an environment: give autoreset="):
         TensorEnvs(Silent())
     TensorEnvs(Silent(), autoreset="next_step")
@@ -213,7 +243,7 @@ def test_rows_of_such_environments_are_not_taken_for_a_stream() -> None:
     """A replay would let n-step returns and sequences run on into the next episode."""
     network = rollouts("same_step")[0].network
     made = TensorEnvs(Counting("same_step"))
-    recorder = Recorder(ActorCriticPolicy(network, 1, shared=True), COUNT, 2, lambda block: None)
+    recorder = Recorder(ActorCriticPolicy(network, 1), COUNT, 2, lambda block: None)
     observation = made.reset()
     recorder.player.on_device(made.device)
     with pytest.raises(ValueError, match="reset within a step"):

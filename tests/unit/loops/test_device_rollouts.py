@@ -21,12 +21,20 @@ from tensor_vectors import COUNT, SPACES, Counting
 ROWS, UPDATES = 7, 4
 
 
+CONFIG = ppo.Config(env="", unroll=ROWS)
+
+
 def make(seed: int) -> ppo.PPO:
-    return ppo.PPO(ppo.Config(env="", unroll=ROWS), SPACES, seed)
+    return ppo.PPO(CONFIG, SPACES, seed)
 
 
 def source(learning: Learning, mode: Autoreset = "same_step") -> RolloutSource:
-    return RolloutSource(learning, make_envs=lambda seed, device: TensorEnvs(Counting(mode)), rows=ROWS)
+    return RolloutSource(
+        learning,
+        make_envs=lambda seed, device: TensorEnvs(Counting(mode)),
+        make_policy=partial(ppo.make_policy, CONFIG, SPACES),
+        rows=ROWS,
+    )
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
@@ -62,10 +70,15 @@ def test_the_random_numbers_of_acting_go_on_with_its_state() -> None:
     assert torch.equal(actions(again), later)
 
 
-def test_a_network_without_a_policy_is_refused() -> None:
+def test_a_policy_without_a_network_is_refused() -> None:
     class Other:
-        network = torch.nn.Linear(1, 1)
+        pass
 
-    learner: Any = Other()
-    with pytest.raises(TypeError, match="Linear is none"):
-        source(Learning(learner, torch.device("cpu")))
+    made: Any = Other()
+    with pytest.raises(TypeError, match="Other does not"):
+        RolloutSource(
+            Learning(make(0), torch.device("cpu")),
+            make_envs=lambda seed, device: TensorEnvs(Counting("same_step")),
+            make_policy=lambda seed: made,
+            rows=ROWS,
+        )
