@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from network_options import SpacePair
-from shoal.envs.tensors import Autoreset
+from shoal.envs.tensor_vector import Autoreset
 
 COUNT = 3
 SPACES = SpacePair(spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3))

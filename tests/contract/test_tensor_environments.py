@@ -19,7 +19,8 @@ from torch import Tensor
 
 from shoal import envs
 from shoal.algorithms.ppo import PPO, make_policy
-from shoal.envs.tensors import Autoreset, TensorEnvs
+from shoal.envs.tensor_vector import Autoreset
+from shoal.envs.tensors import TensorEnvs
 from shoal.envs.torch_tasks.cartpole import CartPoles, pushed
 from shoal.experiment.training import train
 from shoal.learning import Learning

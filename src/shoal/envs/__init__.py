@@ -9,7 +9,6 @@ from shoal.envs.faults import EnvFault
 from shoal.envs.making import make, make_tensors
 from shoal.envs.names import Environment
 from shoal.envs.spec import EVALUATION_LIMIT, EnvSpec, TaskKind, Vectorizer
-from shoal.envs.tensors import TensorEnvs
 from shoal.envs.vector import Envs
 from shoal.errors import name_of
 from shoal.step import Step
@@ -23,7 +22,6 @@ __all__ = [
     "Episode",
     "Step",
     "TaskKind",
-    "TensorEnvs",
     "Vectorizer",
     "describe",
     "describe_data",

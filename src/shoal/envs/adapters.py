@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from shoal.envs.tensors import TensorVector
+from shoal.envs.tensor_vector import TensorVector
 
 _NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 

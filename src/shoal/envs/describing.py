@@ -14,7 +14,6 @@ from shoal import tree
 from shoal.envs import atari, check, names
 from shoal.envs.choosing import StepTime, measure
 from shoal.envs.faults import EnvFault, told_as_a_fault
-from shoal.envs.hosted import OnHost
 from shoal.envs.making import usual_stack, vectorize
 from shoal.envs.names import Environment
 from shoal.envs.spec import EnvOptions, EnvSpec, TaskKind, Vectorizer
@@ -149,7 +148,7 @@ def _describe(env: Environment, options: EnvOptions, vectorizer: Vectorizer, dev
         registered=names.registered_by_user(env),
         step_time=step_time,
         mask_note=mask_note,
-        on_device=isinstance(vector, OnHost),
+        on_device=getattr(vector, "tensors", None) is not None,
     )
 
 

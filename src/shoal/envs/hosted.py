@@ -14,7 +14,8 @@ from torch import Tensor
 
 from shoal import tree
 from shoal.envs.state import NoState
-from shoal.envs.tensors import FINAL, TensorEnvs, TensorVector, checked_device
+from shoal.envs.tensor_vector import FINAL, TensorVector
+from shoal.envs.tensors import TensorEnvs, checked_device
 from shoal.types import Array
 
 

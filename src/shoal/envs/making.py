@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium
 from gymnasium.envs import registration
@@ -15,15 +15,16 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from shoal.envs import atari, check, names, torch_tasks
 from shoal.envs.adapters import as_tensors
 from shoal.envs.faults import told_as_a_fault
-from shoal.envs.hosted import OnHost
 from shoal.envs.names import Environment
 from shoal.envs.options import OF_GYMNASIUM, check_options, parameters_of, unknown_option
 from shoal.envs.processes import SubProcesses
 from shoal.envs.spec import EnvOptions, EnvSpec, Vectorizer
-from shoal.envs.tensors import TensorEnvs
 from shoal.envs.vector import Envs
 from shoal.envs.vectorizers import InProcess, MakeOne, VectorEnvLike, spread
 from shoal.errors import UserError, name_of
+
+if TYPE_CHECKING:  # which would take seconds to import
+    from shoal.envs.tensors import TensorEnvs
 
 _UNKNOWN_OPTION = "unexpected keyword argument"  # how Python's TypeError says it
 
@@ -75,9 +76,10 @@ def make_tensors(env: EnvSpec, count: int, *, seed: int, device: str) -> TensorE
     """`count` environments that live on a device: of what was described as a vector of tensors."""
     names.know(env.registered)
     vector = vectorize(env.env, count, seed=seed, options=env.options, vectorizer="auto", device=device)
-    if not isinstance(vector, OnHost):
+    found: TensorEnvs | None = getattr(vector, "tensors", None)
+    if found is None:
         raise UserError(f"{env.name} gave tensors when it was tried, and gives arrays now.")
-    return vector.tensors
+    return found
 
 
 def usual_stack(env: Environment, options: EnvOptions) -> int:
@@ -258,6 +260,8 @@ def _vector_of_factory(
         return _one_by_one([partial(_make_own, one, number, name) for number in range(count)], name, "async", limit)
     first = one(0)
     if (tensors := as_tensors(first)) is not None:
+        from shoal.envs.hosted import OnHost  # which needs torch
+
         return OnHost(_checked_count(name, tensors, count), name, registered)
     if isinstance(first, VectorEnv):
         return _checked_vector(name, first, count)

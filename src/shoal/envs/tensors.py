@@ -1,14 +1,12 @@
 """Vectors of environments that live on a device: their steps as tensors, which never become arrays.
 
-Like Gymnasium's vectors they have `num_envs`, `single_observation_space`, `single_action_space`, `reset()`, which gives
-(observation, info), and `step(actions)`, which gives (observation, reward, terminated, truncated, info); but all of it
-in tensors [B, ...] of one device, observations also in dicts and tuples.
+What such a vector is, `shoal.envs.tensor_vector` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,23 +17,9 @@ from shoal import tree
 from shoal.envs import check
 from shoal.envs.faults import EnvFault
 from shoal.envs.state import NoState
+from shoal.envs.tensor_vector import FINAL, Autoreset, TensorVector, stated
 from shoal.errors import UserError
 from shoal.step import Step
-
-Autoreset = Literal["next_step", "same_step"]
-FINAL = ("final_obs", "final_observation")  # names under which infos hold it
-
-
-class TensorVector(Protocol):
-    """What `TensorEnvs` needs of a vector. It may have `state_dict` and `load_state_dict` beside it, so that a run goes
-    on in the middle of episodes, `close`, and a `reset` that takes a `seed`."""
-
-    num_envs: int
-    single_observation_space: Space[Any]
-    single_action_space: Space[Any]
-
-    def reset(self) -> tuple[Any, dict[str, Any]]: ...
-    def step(self, actions: Any, /) -> tuple[Any, Any, Any, Any, dict[str, Any]]: ...
 
 
 class TensorEnvs:
@@ -172,20 +156,6 @@ class TensorEnvs:
         for part in tree.flatten(observation, "observation").values():
             if part.is_floating_point():
                 self._spoiled = self._spoiled + 0.0 * part.sum()
-
-
-def stated(vector: TensorVector) -> Autoreset:
-    metadata = getattr(vector, "metadata", None)
-    mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-    match str(getattr(mode, "value", mode)).lower():
-        case "nextstep" | "next_step":
-            return "next_step"
-        case "samestep" | "same_step":
-            return "same_step"
-    raise UserError(
-        f"{type(vector).__name__} does not say when it resets an environment: give autoreset='next_step' or "
-        "'same_step', or put Gymnasium's AutoresetMode into its metadata as 'autoreset_mode'."
-    )
 
 
 def _as_seen(observation: tree.Tree) -> tree.Tree:

@@ -22,7 +22,7 @@ from shoal.envs.episodes import Episode, EpisodeLog
 from shoal.envs.faults import EnvFault
 from shoal.envs.lives import ENDED_AT_RESET, LIFE_LOST, REPLACED, RESET_REWARD
 from shoal.envs.state import load_layers, state_of_layers
-from shoal.envs.tensors import FINAL
+from shoal.envs.tensor_vector import FINAL
 from shoal.envs.vectorizers import VectorEnvLike
 from shoal.step import Step
 from shoal.types import Array, Arrays

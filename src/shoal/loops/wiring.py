@@ -14,6 +14,7 @@ from shoal import envs
 from shoal.acting import Policy
 from shoal.config import validate
 from shoal.envs import EnvSpec
+from shoal.envs.tensors import TensorEnvs
 from shoal.errors import UserError
 from shoal.learning import Learner, MakeSource
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
@@ -594,7 +595,7 @@ def make_envs(env: EnvSpec, count: int, vectorizer: str, seed: int) -> envs.Envs
     return envs.make(env, count, seed=seed, vectorizer=chosen, replaces=True)
 
 
-def make_tensor_envs(env: EnvSpec, count: int, seed: int, device: torch.device) -> envs.TensorEnvs:
+def make_tensor_envs(env: EnvSpec, count: int, seed: int, device: torch.device) -> TensorEnvs:
     return envs.make_tensors(env, count, seed=seed, device=str(device))
 
 

@@ -15,7 +15,8 @@ from shoal.acting.rollouts import Rollouts
 from shoal.algorithms import impala, ppo
 from shoal.batches import Batch, with_final_rows
 from shoal.envs.faults import EnvFault
-from shoal.envs.tensors import Autoreset, TensorEnvs
+from shoal.envs.tensor_vector import Autoreset
+from shoal.envs.tensors import TensorEnvs
 from shoal.errors import UserError
 from shoal.functional import gae as gae_law
 from shoal.functional import vtrace as vtrace_law

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from shoal import envs
-from shoal.envs.tensors import Autoreset, TensorEnvs
+from shoal.envs.tensor_vector import Autoreset
+from shoal.envs.tensors import TensorEnvs
 from shoal.envs.torch_tasks.cartpole import CartPoles
 from shoal.envs.torch_tasks.catch import Catches
 from shoal.envs.torch_tasks.pendulum import Pendulums

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from shoal.algorithms import ppo
-from shoal.envs.tensors import Autoreset, TensorEnvs
+from shoal.envs.tensor_vector import Autoreset
+from shoal.envs.tensors import TensorEnvs
 from shoal.learning import Learning
 from shoal.loops.device import RolloutSource
 from shoal.loops.learner import LearnerLoop

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from shoal.envs.tasks.catch import SIDE
-from shoal.envs.tensors import Autoreset
+from shoal.envs.tensor_vector import Autoreset
 from shoal.envs.torch_tasks.task import Numbers, TorchTask
 from shoal.errors import UserError
 

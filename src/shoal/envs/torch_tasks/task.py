@@ -12,7 +12,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from shoal.envs.tensors import FINAL, Autoreset
+from shoal.envs.tensor_vector import FINAL, Autoreset
 from shoal.errors import UserError
 
 Numbers = dict[str, Tensor]  # where every environment stands, each part [B, ...]
