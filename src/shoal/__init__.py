@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from shoal.diagnosis.findings import Diagnosis
     from shoal.errors import UserError
     from shoal.experiment.training import resume, train
-    from shoal.playing import Evaluation, TrainedPolicy, evaluate, load, record
+    from shoal.playing import Evaluation, TrainedPolicy, collect, evaluate, load, record
     from shoal.playing.exporting import export
     from shoal.runs.options import Result
     from shoal.runtime.restarts import RunFailed
@@ -24,6 +24,7 @@ __all__ = [
     "TrainedPolicy",
     "UserError",
     "__version__",
+    "collect",
     "doctor",
     "evaluate",
     "export",
@@ -42,6 +43,7 @@ _WHERE = {
     "load": "shoal.playing.policy",
     "TrainedPolicy": "shoal.playing.policy",
     "record": "shoal.playing.recording",
+    "collect": "shoal.playing.collecting",
     "export": "shoal.playing.exporting",
     "evaluate": "shoal.playing.evaluation",
     "Evaluation": "shoal.playing.evaluation",

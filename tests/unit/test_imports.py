@@ -67,7 +67,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch rich",
     ),
     "playing": (
-        "acting config envs errors experiment films loops nets options runs step tree",
+        "acting config data envs errors experiment films loops nets options runs step tree",
         "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (

@@ -52,6 +52,7 @@ Look at runs (RUN is a folder that a training has printed, such as runs/NAME)
 Use what was trained
   eval RUN                   play fresh episodes
   record RUN                 film it: mp4 or gif
+  collect RUN --output DATA  play episodes and keep them as a dataset
   export RUN                 as a file that needs no Shoal: ONNX or torch
 
 Measure and prove

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,9 @@ class Episode:
     def __len__(self) -> int:
         """Its steps, T."""
         return len(self.rewards)
+
+    def with_seed(self, seed: int | None) -> Episode:
+        return replace(self, seed=seed)
 
     @property
     def total(self) -> float:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -172,10 +172,43 @@ class DatasetWriter:
             self.release()
 
 
-def _make_folder(path: Path) -> None:
+class LateWriter:
+    """A dataset that begins with its first episode: that one says whether log-probabilities are known."""
+
+    def __init__(self, make: Callable[..., DatasetWriter]) -> None:
+        self._make = make
+        self._writer: DatasetWriter | None = None
+        self.returns: list[float] = []
+        self.steps = 0
+
+    def append(self, episode: Episode) -> None:
+        if self._writer is None:
+            self._writer = self._make(log_probs=episode.log_probs is not None)
+        self._writer.append(episode)
+        self.returns.append(episode.total)
+        self.steps += len(episode)
+
+    def kept(self) -> str:
+        count = len(self.returns)
+        return f"{count:,} episode{'' if count == 1 else 's'}"
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def check_new(path: Path) -> None:
+    """BadData where something is there already."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise BadData(f"{path} is there already: name a new folder, nothing is written over.")
+    except OSError as error:
+        raise _cannot(path, error) from None
+
+
+def _make_folder(path: Path) -> None:
+    check_new(path)
+    try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot(path, error) from None

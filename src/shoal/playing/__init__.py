@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from shoal.playing.collecting import Collection, collect
 from shoal.playing.evaluation import Evaluation, evaluate
 from shoal.playing.policy import TrainedPolicy, load
 from shoal.playing.recording import Recording, record
 
-__all__ = ["Evaluation", "Recording", "TrainedPolicy", "evaluate", "load", "record"]
+__all__ = ["Collection", "Evaluation", "Recording", "TrainedPolicy", "collect", "evaluate", "load", "record"]

@@ -16,7 +16,7 @@ MODULES = {
     "bench": ("bench",),
     "doctor": ("doctor",),
     "looking": ("compare", "config", "diff", "plot", "runs", "status"),
-    "policies": ("eval", "export", "record"),
+    "policies": ("collect", "eval", "export", "record"),
     "scale": ("scale",),
     "sweep": ("sweep",),
     "verify": ("verify",),

@@ -33,6 +33,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
     "shoal resume": ("shoal resume runs/NAME", "shoal resume runs/NAME --stop-steps 2e6 --actors 4"),
     "shoal config": ("shoal config runs/NAME > run.toml", "shoal train --config run.toml --seed 2"),
     "shoal eval": ("shoal eval runs/NAME --episodes 100", "shoal eval runs/NAME:best --seed 1 --json"),
+    "shoal collect": (
+        "shoal collect runs/NAME --output hopper-expert --episodes 200",
+        "shoal collect runs/NAME --output hopper-random --policy random",
+    ),
     "shoal record": ("shoal record runs/NAME --output film.gif --episodes 3",),
     "shoal export": ("shoal export runs/NAME --format onnx --output policy",),
     "shoal sweep": ("shoal sweep sweep.toml", "shoal sweep sweep.toml --parallel 4 --trials 20"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from shoal.cli.commands.common import OK, Commands, fit, parse, print_json, warn
-from shoal.config import Between, Episodes, NamedValues, Positive, Seed, Whole
+from shoal.config import Between, Count, Episodes, NamedValues, Positive, Seed, Whole
+from shoal.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,55 @@ def run_export(words: Sequence[str]) -> int:
     return OK
 
 
+@dataclass(frozen=True, kw_only=True)
+class CollectOptions:
+    """What is played and written."""
+
+    output: str | None = None
+    """The dataset: a new folder."""
+    episodes: Count = 100
+    """Whole ones."""
+    policy: Literal["greedy", "exploring", "random"] = "greedy"
+    """exploring: as the run's actors acted; random: every action alike."""
+    seed: Seed | None = None
+    """Of the first episode, each has its own; drawn anew when none is given."""
+    env: str | None = None
+    """module:factory or id in place of the recorded one."""
+    env_options: NamedValues | None = None
+    """An option of the environment, beside the recorded ones or in place of the one of that name."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run_collect(words: Sequence[str]) -> int:
+    description = (
+        "Play whole episodes with the policy of a run (RUN), of its best checkpoint (RUN:best) or of one checkpoint's "
+        "folder, and write them as a dataset to learn from."
+    )
+    options, (source,) = parse(words, "shoal collect", description, CollectOptions, "RUN")
+    if options.output is None:
+        raise UserError("shoal collect needs --output: a new folder for the dataset.")
+    from shoal.experiment.view import amount, many
+    from shoal.playing import collect
+
+    given = {name: getattr(options, name) for name in ("episodes", "policy", "seed", "env", "env_options", "trust")}
+    made = collect(source, options.output, **given, tell=warn)
+    if options.json:
+        print_json(dataclasses.asdict(made))
+        return OK
+    told = (
+        f"{made.algorithm} on {made.env}, {made.policy}: {many(made.episodes, 'episode')}, {made.steps:,} steps, "
+        f"return {amount(made.mean_return, made.spread)}, seed {made.seed}"
+    )
+    print(fit(told, sys.stdout))
+    print(f"→ {made.path}")
+    return OK
+
+
 COMMANDS: Commands = {
+    "collect": (run_collect, (CollectOptions,)),
     "eval": (run_eval, (EvalOptions,)),
     "record": (run_record, (RecordOptions,)),
     "export": (run_export, (ExportOptions,)),
