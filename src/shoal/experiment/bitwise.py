@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shoal.checkpoints import Checkpoint, Checkpoints
-from shoal.experiment.checkpointing import part_name
+from shoal.experiment.exact import part_of
 from shoal.experiment.replay_saves import REPLAY, folder_of
 from shoal.program import Node, Program
 from shoal.replay import Replay
@@ -33,7 +33,7 @@ class Difference:
 
 def differences(one: Checkpoint, other: Checkpoint, runs: tuple[Path, Path], program: Program) -> list[Difference]:
     """What differs between two checkpoints of runs of the same program, likely causes first."""
-    nodes = {part_name(name): node for name, node in program.nodes.items()}
+    nodes = {part_of(node): node for node in program.nodes.values()}
     found = [
         _difference(nodes.get(part), part, place)
         for part in sorted({*one.parts, *other.parts})

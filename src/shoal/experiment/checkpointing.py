@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoints import CheckpointFailed, Checkpoints
-from shoal.experiment.ending import LEARNER, METRICS, PATIENCE, WEIGHTS, done
-from shoal.experiment.exact import EXACT, Moment, for_others
+from shoal.experiment.ending import PATIENCE, done
+from shoal.experiment.exact import EXACT, METRICS, WEIGHTS, Moment, for_others, part_of
 from shoal.experiment.replay_saves import REPLAY, folder_of, is_here, saving_nodes
+from shoal.loops.learner import LEARNER
 from shoal.program import Future, Handle, Node, NodeDied, Program, futures, offers
 from shoal.runs.options import RunOptions
 from shoal.runtime import Run
-from shoal.services.gradients import STATES
-from shoal.services.metrics import LASTING
+from shoal.services.metrics import LEARNER_STEPS, with_updates
 from shoal.types import MAIN, Role
 from shoal.versions import NONE, number
 
@@ -32,10 +32,6 @@ AGAIN = 5.0  # seconds after which a checkpoint that came to nothing is tried ag
 
 States = dict[str, Any]
 Describe = Callable[[], dict[str, Any]]
-
-
-def part_name(node: str) -> str:
-    return node.replace("/", "-")
 
 
 def asked_for(program: Program) -> list[str]:
@@ -221,7 +217,7 @@ class Checkpointer:
         for node in self._learners():
             store = self._program.find(Role.WEIGHTS, node.policy)
             if states.get(node.name) is None and store is not None:  # it is gone: what it left last
-                call = self._call(store.name, "kept_snapshot", LEARNER.name)
+                call = self._call(store.name, "kept_snapshot", LEARNER)
                 states |= {} if call is None else {node.name: ask({store.name: call}).get(store.name)}
         if not self._can_go_on(states):
             published = None if self._weights is None else states.get(self._weights.name)
@@ -269,7 +265,7 @@ class Checkpointer:
             if EXACT not in meta:
                 best = None if self._evaluator is None else states.pop(self._evaluator.name, None)
             others = {node.policy: states[node.name]["updates"] for node in self._learners() if node.policy != MAIN}
-            parts, meta = as_parts(states, meta | ({POLICIES: others} if others else {}))
+            parts, meta = as_parts(self._program, states, meta | ({POLICIES: others} if others else {}))
             self._store.save(parts, meta)
             self._tell_saved(dict.fromkeys(self._replays, self._tag))
             self.saved += 1
@@ -294,44 +290,34 @@ def _following(updates: int, between: int) -> int:
     return (updates // between + 1) * between
 
 
-def as_parts(states: States, meta: dict[str, Any]) -> tuple[States, dict[str, Any]]:
+def as_parts(program: Program, states: States, meta: dict[str, Any]) -> tuple[States, dict[str, Any]]:
     """The parts of a checkpoint, whose counts agree with each other: the nodes were asked one after the other."""
-    parts = {part_name(name): state for name, state in states.items() if state is not None and name != WEIGHTS.name}
-    published = states.get(WEIGHTS.name)
-    if published is not None:
-        parts["weights"] = dict(published[1])
-    gradients = _gradients(parts)
-    updates = max(state["version"] for state in gradients) if gradients else parts[LEARNER.name]["updates"]
+    given = {name: state for name, state in states.items() if state is not None}
+    parts = {part_of(program.nodes[name]) if name in program.nodes else name: state for name, state in given.items()}
+    if WEIGHTS in parts:  # as they were published, under a version
+        parts[WEIGHTS] = dict(parts[WEIGHTS][1])
+    gradients = [given[node.name]["version"] for node in program.with_role(Role.GRADIENTS) if node.name in given]
+    learner = program.find(Role.LEARNER)
+    updates = given[learner.name]["updates"] if learner is not None else max(gradients)
     meta = {**meta, "updates": int(updates)}
     return (parts if EXACT in meta else _agreeing(parts, meta)), meta
 
 
-def _gradients(parts: States) -> list[Any]:
-    return [state for name, state in parts.items() if name.partition("-")[0] == "gradients"]
-
-
 def _agreeing(parts: States, meta: Mapping[str, Any]) -> States:
     """Parts whose counts agree, with what nodes had not reported yet left out."""
-    metrics = {**parts[METRICS.name], "evaluations": meta["evaluations"]}
-    others = {f"{policy}/learner_steps": float(updates) for policy, updates in meta.get(POLICIES, {}).items()}
-    counted = {"learner_steps": float(meta["updates"]), **others}
-    if _gradients(parts):  # the service counts on from there
-        lives = metrics.get("lives", {})
-        _, counts = lives.get(STATES, (LASTING, {}))
-        metrics["lives"] = {**lives, STATES: [LASTING, {**counts, **counted}]}
-    else:
-        metrics["counts"] = {**metrics["counts"], **counted}
-    return parts | {METRICS.name: metrics}
+    others = {f"{policy}/{LEARNER_STEPS}": float(updates) for policy, updates in meta.get(POLICIES, {}).items()}
+    metrics = {**parts[METRICS], "evaluations": meta["evaluations"]}
+    return parts | {METRICS: with_updates(metrics, {LEARNER_STEPS: float(meta["updates"]), **others})}
 
 
 def start_program(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
     """Have the nodes of a program start from the parts of a checkpoint; how many of its actors have no place in it."""
-    parts = _agreeing(for_others(parts), meta) if EXACT in meta else parts
-    nodes = {part_name(node.name): node for node in program.nodes.values()}
+    parts = _agreeing(for_others(program, parts) if EXACT in meta else dict(parts), meta)
+    nodes = {part_of(node): node for node in program.nodes.values()}
     unplaced = 0
     for part, state in parts.items():
         if part not in nodes:
-            unplaced += part != "weights"
+            unplaced += part != WEIGHTS
         elif nodes[part].role not in (Role.WEIGHTS, Role.EVALUATOR):  # learners publish, and all is judged anew
             program.start_from(nodes[part].name, state)
     return unplaced

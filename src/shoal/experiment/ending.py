@@ -19,7 +19,6 @@ from shoal.runtime import Run
 from shoal.types import Arrays, Role
 from shoal.versions import NONE
 
-METRICS, WEIGHTS, LEARNER, EVALUATOR = Handle("metrics"), Handle("weights"), Handle("learner"), Handle("evaluator")
 LOOK = 0.02  # seconds between two looks at a run that ends
 SETTLING = 0.3  # seconds in which a loop that waits for others would have gone on if it could
 LOOPS = 2.0  # seconds that loops have for their present step

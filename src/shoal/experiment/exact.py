@@ -10,17 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import UserError
-from shoal.experiment.ending import EVALUATOR, LEARNER, WEIGHTS
 from shoal.experiment.replay_saves import REPLAY, folder_of, replay_nodes
+from shoal.loops.learner import LEARNER
 from shoal.loops.loop import without_exact
-from shoal.program import Program, offers
+from shoal.program import Handle, Node, Program, offers
 from shoal.runtime import Run
 from shoal.runtime.inline import SHARED
-from shoal.types import Role
+from shoal.types import MAIN, Role
 
 EXACT = "exact"  # in a checkpoint's meta: it is of one moment, and whole
 
+METRICS, WEIGHTS = "metrics", "weights"  # parts of checkpoints that are read whatever the nodes are called
+
 States = dict[str, Any]
+
+
+def part_of(node: Node) -> str:
+    """What a checkpoint calls the part of a node."""
+    named = {Role.METRICS: METRICS, Role.WEIGHTS: WEIGHTS} if node.policy == MAIN else {}
+    return named.get(node.role, node.name.replace("/", "-"))
+
+
+def leader(program: Program) -> Handle:
+    """Who knows how far the main policy has come."""
+    found = program.find(Role.LEARNER) or program.find(Role.PUBLISHER)
+    assert found is not None, "somebody learns"
+    return found
 
 
 def gives_no_state(program: Program) -> list[str]:
@@ -50,8 +65,7 @@ class Moment:
         return bool(self._run.still(ended))
 
     def updates(self) -> int:
-        found = self._program.find(Role.LEARNER) or self._program.find(Role.PUBLISHER)
-        learner = None if found is None else self._run.target(found.name)
+        learner = self._run.target(leader(self._program).name)
         return 0 if learner is None else int(learner.updates)
 
     def wait(self, seconds: float, until: Callable[[], bool]) -> None:
@@ -67,9 +81,10 @@ class Moment:
 
         states = self._run.states(ask)
         saves = {name: tag for name in self._replays if states.pop(name) is not None}
-        weights = states[WEIGHTS.name]
-        states[SHARED]["version"] = weights["version"]
-        states[WEIGHTS.name] = (weights["version"], weights["weights"])  # as others publish it
+        if (store := self._program.find(Role.WEIGHTS)) is not None:
+            weights = states[store.name]
+            states[SHARED]["version"] = weights["version"]
+            states[store.name] = (weights["version"], weights["weights"])  # as others publish it
         return states, {EXACT: True, REPLAY: saves}
 
 
@@ -77,7 +92,7 @@ def can_go_on(program: Program, parts: Mapping[str, Any], meta: Mapping[str, Any
     """Whether a program can go on exactly where a checkpoint was taken: it has the same nodes."""
     if not meta.get(EXACT) or runtime != "inline":
         return False
-    nodes = {name.replace("/", "-") for name in program.nodes if name not in replay_nodes(program)}
+    nodes = {part_of(node) for name, node in program.nodes.items() if name not in replay_nodes(program)}
     return {*parts} - {SHARED} == nodes
 
 
@@ -86,13 +101,14 @@ def states_of(program: Program, run: Path, parts: Mapping[str, Any], meta: Mappi
     have theirs from the beginning: no actor or worker is made before there are parameters."""
     if not isinstance(shared := parts.get(SHARED), Mapping) or "version" not in shared:
         raise UserError(f"The newest checkpoint of {run} is damaged: it lacks what its nodes share; remove its folder.")
-    states = {name: parts[name.replace("/", "-")] for name in program.nodes if name not in replay_nodes(program)}
-    learner = without_exact(parts[LEARNER.name])
-    states[WEIGHTS.name] = {
-        "version": shared["version"],
-        "weights": parts[WEIGHTS.name],
-        "snapshots": {LEARNER.name: learner} if learner else {},  # for the learner's next life
-    }
+    states = {name: parts[part_of(node)] for name, node in program.nodes.items() if name not in replay_nodes(program)}
+    if (store := program.find(Role.WEIGHTS)) is not None:
+        learner = without_exact(states[leader(program).name])
+        states[store.name] = {
+            "version": shared["version"],
+            "weights": parts[WEIGHTS],
+            "snapshots": {LEARNER: learner} if learner else {},  # for the learner's next life
+        }
     for node in program.with_role(Role.WEIGHTS, Role.GRADIENTS):
         program.start_from(node.name, states[node.name])
     for node, tag in meta[REPLAY].items():
@@ -100,8 +116,10 @@ def states_of(program: Program, run: Path, parts: Mapping[str, Any], meta: Mappi
     return states | {SHARED: shared}
 
 
-def for_others(parts: Mapping[str, Any]) -> States:
-    """The parts for a run that goes on in another way: without what only all of them together can use."""
-    kept = {name: part for name, part in parts.items() if name not in (SHARED, EVALUATOR.name)}
-    plain = {name: part if name == WEIGHTS.name else without_exact(part) for name, part in kept.items()}
+def for_others(program: Program, parts: Mapping[str, Any]) -> States:
+    """The parts for a run that goes on in another way: without what only all of them together can use, and without
+    what was judged."""
+    left_out = {SHARED, *(part_of(node) for node in program.with_role(Role.EVALUATOR))}
+    kept = {name: part for name, part in parts.items() if name not in left_out}
+    plain = {name: part if name == WEIGHTS else without_exact(part) for name, part in kept.items()}
     return {name: part for name, part in plain.items() if part}

@@ -14,11 +14,8 @@ from shoal.nets.transfer import freeze, transfer
 from shoal.program import Program
 from shoal.runs.options import RunOptions
 from shoal.runs.saved_weights import find_weights
-from shoal.services.gradients import STATES
-from shoal.services.metrics import LASTING
+from shoal.services.metrics import LEARNER_STEPS, with_updates
 from shoal.types import Arrays, Role
-
-LEARNER_STEPS = "learner_steps"
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,7 @@ class Restored:
         program.start_from(learner.name, state)
         metrics = program.find(Role.METRICS)
         if self.metrics is not None and metrics is not None:
-            program.start_from(metrics.name, self._counted(program, self.metrics))
-
-    def _counted(self, program: Program, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """A gradient service counts updates itself, from those on that it begins with."""
-        if not program.with_role(Role.GRADIENTS):
-            return dict(metrics)
-        others = {name: count for name, count in metrics["counts"].items() if name != LEARNER_STEPS}
-        return {**metrics, "counts": others, "lives": {STATES: [LASTING, {LEARNER_STEPS: float(self.updates)}]}}
+            program.start_from(metrics.name, with_updates(self.metrics, {LEARNER_STEPS: float(self.updates)}))
 
 
 def restore(options: RunOptions, policy: Any) -> Restored | None:

@@ -20,7 +20,7 @@ from shoal.products import choose_library
 from shoal.program import current
 from shoal.retry import retry
 from shoal.services.group import Member
-from shoal.services.metrics import Metrics, Reporter
+from shoal.services.metrics import LEARNER_STEPS, Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import Scope, State, as_arrays, as_tensors, has_state
 from shoal.sync import sleep
@@ -127,8 +127,6 @@ class LearnerLoop(Loop):
         report, learning = self._reporter, self._learning
         update = learning.learner.update(taken.batch)
         learning.updates += 1
-        if self._leads:
-            report.count("learner_steps")
         report.count("trained_steps", taken.transitions)
         self._check_applied(update.applied)
         if update.note is not None and self._leads:
@@ -151,6 +149,8 @@ class LearnerLoop(Loop):
             report.flush()
 
     def _take_counts(self) -> None:
+        if self._leads and self._begun:
+            self._reporter.set_lasting(LEARNER_STEPS, self.updates)
         for name, count in self._source.counts().items():
             self._reporter.set_count(name, count)
 

@@ -22,8 +22,8 @@ from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_buffers, export_weights, import_buffers, import_weights
 from shoal.program import Background, NodeDied, current, futures
 from shoal.retry import retry
-from shoal.services.gradients import STATES, GradientServer, states_of
-from shoal.services.metrics import LASTING, Metrics, Reporter
+from shoal.services.gradients import GradientServer, states_of
+from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.state import Scope, State, as_arrays, as_tensors, has_state, load_state, state_of
 from shoal.sync import monotonic
@@ -169,7 +169,6 @@ class Publisher(Loop):
         self._keeper = Keeper(weights)
         self._publish_every, self._max_updates = publish_every, max_updates
         self._reporter = Reporter(metrics)
-        self._service = Reporter(metrics, STATES, LASTING)
         self._counted: dict[str, int] = {}
         self._look_around = 0.0
 
@@ -199,7 +198,6 @@ class Publisher(Loop):
                 if gradients.pull(timeout=0.0):
                     self._publish(gradients)
                 self._count(gradients)
-            self._service.flush_and_wait()
         super().report()
 
     def state_dict(self, scope: Scope = "own") -> State:
@@ -209,8 +207,7 @@ class Publisher(Loop):
             return {}
         exact: State = {"network": export_weights(self._network), "gradients": self._gradients.state_dict()}
         exact |= {"published": self._published, "look_around": self._look_around, "counted": dict(self._counted)}
-        exact |= {"reporter": self._reporter.state_dict(), "service": self._service.state_dict()}
-        return {EXACT: exact}
+        return {EXACT: exact | {"reporter": self._reporter.state_dict()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where it was, or begin with another run's "weights"; to be called before the first step."""
@@ -225,7 +222,6 @@ class Publisher(Loop):
         self._published, self._look_around = exact["published"], exact["look_around"]
         self._counted = dict(exact["counted"])
         self._reporter.load_state_dict(exact["reporter"])
-        self._service.load_state_dict(exact["service"])
 
     @property
     def updates(self) -> int:
@@ -254,8 +250,7 @@ class Publisher(Loop):
         counted = {name: max(part.get(name, 0) for part in parts) for name in set().union(*parts)}
         counted["version"] = gradients.version  # the one that was published: the service may have gone on
         for name, source in COUNTS.items():
-            self._service.set_count(name, counted.get(source, 0))
-        self._service.flush()
+            self._reporter.set_lasting(name, counted.get(source, 0))
         self._reporter.set_count("lost_updates", gradients.lost_updates)
         before, self._counted = self._counted, counted
         pushed, staleness = (counted.get(name, 0) - before.get(name, 0) for name in ("gradients", "staleness"))

@@ -18,6 +18,8 @@ from shoal.types import MAIN, Role
 KEPT = 1000  # evaluations, at least
 LEARNED = ("learner_steps", "trained_steps", "refused_updates", "lost_updates")  # counts that are of a policy
 LASTING = -1  # the life of what counts on when a run goes on: it tells what it has counted in all of them
+UPDATES = "updates"  # under which that is kept: the updates behind weights, and what a gradient service counts
+LEARNER_STEPS = "learner_steps"  # as weights have had them: fewer than before, where some were lost with a learner
 
 
 class Metrics:
@@ -47,13 +49,22 @@ class Metrics:
         self._first_update: float | None = None
 
     def report(
-        self, node: str, counts: dict[str, float], values: dict[str, float], times: dict[str, float], life: int = 0
+        self,
+        node: str,
+        counts: dict[str, float],
+        values: dict[str, float],
+        times: dict[str, float],
+        life: int = 0,
+        lasting: Mapping[str, float] | None = None,
     ) -> None:
-        """`counts` is what the node has counted since the beginning of this life."""
+        """`counts` is what the node has counted since the beginning of this life; `lasting` counts on through all lives
+        and is nobody's own, such as the updates that weights have had."""
         with self._lock:
             now = monotonic()
             self._count(node, life, counts)
-            if counts.get("learner_steps") and self._first_update is None:
+            if lasting:
+                self._count(UPDATES, LASTING, lasting)
+            if (counts.get("learner_steps") or (lasting or {}).get("learner_steps")) and self._first_update is None:
                 self._first_update = now
             self._values.update(values)
             self._nodes[node] = {"times": times, "values": values}
@@ -76,7 +87,7 @@ class Metrics:
             return self._max_steps is None or self._sums.get("env_steps", 0.0) < self._max_steps
 
     def _count(self, node: str, life: int, counts: Mapping[str, float]) -> None:
-        """Take note of what a node has counted; it never becomes less."""
+        """Take note of what a node has counted; it never becomes less, but for updates that were lost."""
         known, before = self._lives.get(node, (life, {}))
         if life < known:
             return  # said before it was lost
@@ -84,9 +95,10 @@ class Metrics:
             for name, count in before.items():
                 self._ended[name] += count
             before = {}
-        for name, count in counts.items():
-            self._sums[name] += max(0.0, count - before.get(name, 0.0))
-        self._lives[node] = (life, before | {name: max(count, before.get(name, 0.0)) for name, count in counts.items()})
+        kept = {name: _kept(name, count, before.get(name, 0.0), life) for name, count in counts.items()}
+        for name, count in kept.items():
+            self._sums[name] += count - before.get(name, 0.0)
+        self._lives[node] = (life, before | kept)
         if self._begun is None and ("env_steps" in counts or counts.get("learner_steps")):
             self._begun = monotonic()
 
@@ -165,6 +177,10 @@ class Metrics:
         return 0.0 if self._begun is None else monotonic() - self._begun
 
 
+def _kept(name: str, count: float, before: float, life: int) -> float:
+    return count if life == LASTING and name.endswith(LEARNER_STEPS) else max(count, before)
+
+
 def _sums(ended: Mapping[str, float], lives: Iterable[Mapping[str, float]]) -> dict[str, float]:
     sums = defaultdict(float, ended)
     for counts in lives:
@@ -181,17 +197,25 @@ def next_life(snapshot: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
     return kept | {"counts": snapshot["ended"], "evaluations": evaluations, "train_seconds": seconds}
 
 
+def with_updates(state: Mapping[str, Any], counted: Mapping[str, float]) -> dict[str, Any]:
+    """A node's own state that says how many updates the weights have had, by the names of the counts: who learns counts
+    on from there."""
+    lasting = {name: count for _, counts in state.get("lives", {}).values() for name, count in counts.items()}
+    others = {name: count for name, count in state["counts"].items() if not name.endswith(LEARNER_STEPS)}
+    return {**state, "counts": others, "lives": {UPDATES: [LASTING, {**lasting, **counted}]}}
+
+
 class Reporter:
     """A node's own side: gathers cheaply, sends every half second without waiting."""
 
-    def __init__(self, metrics: Any, node: str | None = None, life: int | None = None) -> None:
+    def __init__(self, metrics: Any) -> None:
         self._metrics = metrics
         context = current()
-        self._node = context.name if node is None else node
-        self._life = context.restarts if life is None else life
+        self._node, self._life = context.name, context.restarts
         self._policy = "" if context.policy == MAIN else f"{context.policy}/"
         self._counting = threading.Lock()  # whoever ends the run may report for a loop that is waiting
         self._counts: dict[str, float] = defaultdict(float)  # of this life
+        self._lasting: dict[str, float] = {}
         self._times: dict[str, float] = defaultdict(float)
         self._sums: dict[str, tuple[float, int]] = {}
         self.values: dict[str, Any] = {}
@@ -226,6 +250,11 @@ class Reporter:
         with self._counting:
             self._counts[name] = count
 
+    def set_lasting(self, name: str, count: float) -> None:
+        """What counts on through all lives of a run, and may become less."""
+        with self._counting:
+            self._lasting[name] = count
+
     def spend_steps(self) -> bool:
         """Tell of the environment steps so far, where those of all actors meet; False when the run has no more."""
         with self._counting:
@@ -253,15 +282,18 @@ class Reporter:
         sums, self._sums = self._sums, {}
         seconds, self._times = self._times, defaultdict(float)
         with self._counting:
-            counts = dict(self._counts)
+            counts, lasting = dict(self._counts), dict(self._lasting)
         total = sum(seconds.values()) or 1.0
         measured = {name: float(value) for name, value in values.items()}
         measured |= {name: total_value / number for name, (total_value, number) in sums.items()}
         times = {name: part / total for name, part in seconds.items()}
         if self._policy:  # what is measured of a policy beside the main one has its name; steps are everybody's
             measured = {self._policy + name: value for name, value in measured.items()}
-            counts = {self._policy + name if name in LEARNED else name: count for name, count in counts.items()}
-        sent: Future = futures(self._metrics).report(self._node, counts, measured, times, self._life)
+            counts, lasting = (
+                {self._policy + name if name in LEARNED else name: count for name, count in counted.items()}
+                for counted in (counts, lasting)
+            )
+        sent: Future = futures(self._metrics).report(self._node, counts, measured, times, self._life, lasting)
         self._sent.add(sent)
         self._next = monotonic() + current().runtime.report_seconds
         return sent

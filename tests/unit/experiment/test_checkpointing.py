@@ -13,15 +13,14 @@ from shoal import envs
 from shoal.algorithms import a3c
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment import checkpointing
-from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts, asked_for
+from shoal.experiment.checkpointing import AGAIN, LOOKS, SAVING_LOOKS, Checkpointer, as_parts, asked_for, start_program
 from shoal.experiment.replay_saves import folder_of
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied, Program
 from shoal.replay import MinSize, Replay, Table, Uniform
 from shoal.replay.checkpoint import manifest_name
 from shoal.runs.options import RunOptions
-from shoal.services.gradients import STATES
-from shoal.services.metrics import LASTING
+from shoal.services.metrics import LASTING, UPDATES
 from shoal.types import Role
 from shoal.versions import make_version
 
@@ -39,6 +38,9 @@ class Answer:
         if self._error is not None:
             raise self._error
         return self.value
+
+
+META = {"evaluations": 2}
 
 
 class Kept:
@@ -195,7 +197,7 @@ def test_without_the_learner_of_another_policy_there_is_none_either(tmp_path: Pa
     assert found is not None
     assert found.part("blue-learner")["updates"] == 11
     assert (found.meta["updates"], found.meta["policies"]) == (7, {"blue": 11})
-    assert found.part("metrics")["counts"].items() >= {"learner_steps": 7.0, "blue/learner_steps": 11.0}.items()
+    assert found.part("metrics")["lives"][UPDATES][1] == {"learner_steps": 7.0, "blue/learner_steps": 11.0}
 
 
 def test_at_the_end_the_learner_of_another_policy_is_what_it_left_with_its_own_weights(tmp_path: Path) -> None:
@@ -296,7 +298,8 @@ def test_the_counts_of_a_checkpoint_agree_with_its_learner(tmp_path: Path) -> No
     assert found is not None
     assert found.meta == {"evaluations": 4, "env_steps": 40, "updates": 7}
     metrics = found.part("metrics")
-    assert (metrics["counts"], metrics["evaluations"]) == ({"learner_steps": 7.0, "env_steps": 40.0}, 4)
+    assert (metrics["counts"], metrics["evaluations"]) == ({"env_steps": 40.0}, 4)
+    assert metrics["lives"] == {UPDATES: [LASTING, {"learner_steps": 7.0}]}
 
 
 def test_of_several_gradient_servers_the_furthest_counts() -> None:
@@ -305,12 +308,31 @@ def test_of_several_gradient_servers_the_furthest_counts() -> None:
         "gradients/1": {"version": 6, "counts": {"gradients": 8, "stale": 2}},
         "metrics": {"counts": {"learner_steps": 1.0}, "evaluations": 0},
         "weights": (1, {"w": np.ones(1)}),
-        "actor/0": None,
     }
-    parts, meta = as_parts(states, {"evaluations": 2})
+    cfg = a3c.Config(actors=1, shards=2)
+    parts, meta = as_parts(a3c.program(cfg, envs.describe(cfg.env), Settings()), states | {"worker/0": None}, META)
     assert meta["updates"] == 6
-    assert parts["metrics"]["lives"] == {STATES: [LASTING, {"learner_steps": 6.0}]}
+    assert parts["metrics"]["lives"] == {UPDATES: [LASTING, {"learner_steps": 6.0}]}
     assert sorted(parts) == ["gradients-0", "gradients-1", "metrics", "weights"]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_a_node_is_called_decides_nothing(gradients: bool) -> None:
+    program = Program()
+    names = {"tally": Role.METRICS, "shelf": Role.WEIGHTS, "student": Role.PUBLISHER if gradients else Role.LEARNER}
+    names |= {"sum": Role.GRADIENTS} if gradients else {"gradients": Role.ACTOR}
+    for name, role in names.items():
+        program.group(name, role).add(name, Kept)
+    states: dict[str, Any] = {
+        "tally": {"counts": {"learner_steps": 1.0, "env_steps": 3.0}, "evaluations": 0},
+        "shelf": (1, {"w": np.ones(1)}),
+        **({"sum": {"version": 6}} if gradients else {"student": {"updates": 6}, "gradients": {"version": 2}}),
+    }
+    parts, meta = as_parts(program, states, META)
+    assert meta["updates"] == 6
+    assert sorted(parts) == sorted(["metrics", "weights", *(["sum"] if gradients else ["gradients", "student"])])
+    assert start_program(program, parts, meta) == 0
+    assert program.nodes["tally"].start["lives"] == {UPDATES: [LASTING, {"learner_steps": 6.0}]}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from shoal.experiment.checkpointing import _following, start_program
 from shoal.experiment.exact import Moment, can_go_on, for_others, states_of
 from shoal.program import Program
 from shoal.replay import MinSize, Replay, Table, Uniform
+from shoal.services.metrics import LASTING, UPDATES
+from shoal.types import Role
 
 PARTS: dict[str, Any] = {
     "metrics": {"counts": {"learner_steps": 1.0, "env_steps": 9.0}, "evaluations": 1, "exact": {"lives": {}}},
@@ -35,7 +37,7 @@ class Silent: ...
 def described(*more: str, replay: bool = True) -> Program:
     program = Program()
     for name in ("metrics", "weights", "learner", "actor/0", "evaluator", *more):
-        program.add(name, Node)
+        program.group(name, Role(name.partition("/")[0])).add(name, Node)
     if replay:
         program.add("replay", Replay, [Table("items", 3, sampler=Uniform(), limiter=MinSize(1))])
     return program
@@ -58,17 +60,17 @@ def test_every_node_takes_its_own_part_and_a_replay_its_save(tmp_path: Path) -> 
 
 
 def test_a_run_that_goes_on_in_another_way_takes_what_a_node_can_use_by_itself() -> None:
-    assert for_others(PARTS) == {
+    program = described()
+    assert for_others(program, PARTS) == {
         "metrics": {"counts": {"learner_steps": 1.0, "env_steps": 9.0}, "evaluations": 1},
         "weights": PARTS["weights"],
         "learner": {"updates": 7},
         "actor-0": {"environments": {}},
     }
-    program = described()
     assert start_program(program, PARTS, META) == 0
     started = {name: node.start for name, node in program.nodes.items()}
-    counts = {"learner_steps": 7.0, "env_steps": 9.0}
-    assert started["metrics"] == {"counts": counts, "evaluations": 5}, "as the learner and the driver have them"
+    counts = {"counts": {"env_steps": 9.0}, "lives": {UPDATES: [LASTING, {"learner_steps": 7.0}]}}
+    assert started["metrics"] == counts | {"evaluations": 5}, "as the learner and the driver have them"
     assert started["evaluator"] is None
 
 

@@ -22,7 +22,7 @@ from shoal.program import Program
 from shoal.runs import records
 from shoal.runs.directory import RunDirectory, read_weights
 from shoal.runs.options import RunOptions
-from shoal.services.metrics import LASTING, Metrics
+from shoal.services.metrics import LASTING, UPDATES, Metrics
 from shoal.types import Role
 
 META = {"algorithm": "impala", "env": "CartPole-v1", "updates": 7, "env_steps": 900, "seconds": 3.0, "evaluations": 0}
@@ -373,6 +373,18 @@ def test_metrics_are_cut_back_to_the_checkpoint_and_go_on(tmp_path: Path) -> Non
     directory.close()
 
 
+class Node:
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def program_of(*names: str) -> Program:
+    """Nodes whose roles are as they are called."""
+    program = Program()
+    for name in names:
+        program.group(name, Role(name.partition("/")[0])).add(name, Node)
+    return program
+
+
 def test_counts_of_a_checkpoint_agree_though_nodes_were_asked_one_after_the_other() -> None:
     states = {
         "learner": {"updates": 9},
@@ -381,8 +393,9 @@ def test_counts_of_a_checkpoint_agree_though_nodes_were_asked_one_after_the_othe
         "actor/0": {"environments": {}},
         "actor/1": None,  # held up
     }
-    parts, meta = as_parts(states, {"evaluations": 3})
-    assert parts["metrics"] == {"counts": {"learner_steps": 9.0, "env_steps": 100.0}, "evaluations": 3}
+    parts, meta = as_parts(program_of(*states), states, {"evaluations": 3})
+    counted = {"counts": {"env_steps": 100.0}, "lives": {UPDATES: [LASTING, {"learner_steps": 9.0}]}}
+    assert parts["metrics"] == counted | {"evaluations": 3}
     assert sorted(parts) == ["actor-0", "learner", "metrics", "weights"]
     assert meta["updates"] == 9
 
@@ -393,34 +406,30 @@ def test_updates_of_a_gradient_service_are_counted_once() -> None:
         "gradients/1": {"version": 9, "counts": {"gradients": 21, "stale": 0}},
         "metrics": Metrics().state_dict(),
     }
-    parts, meta = as_parts(states, {"evaluations": 0})
+    parts, meta = as_parts(program_of(*states), states, {"evaluations": 0})
     assert "learner" not in parts, "the publisher holds nothing"
     resumed = Metrics()
     resumed.load_state_dict(parts["metrics"])
     assert resumed.snapshot()["counts"]["learner_steps"] == meta["updates"] == 9
-    resumed.report("gradients", {"learner_steps": 11}, {}, {}, LASTING)  # it counts on from what it has saved
+    resumed.report(UPDATES, {"learner_steps": 11}, {}, {}, LASTING)  # it counts on from what it has saved
     assert resumed.snapshot()["counts"]["learner_steps"] == 11
 
 
-class Node:
-    def load_state_dict(self, state: Any) -> None: ...
-
-
-class Store(Node):
-    role = Role.WEIGHTS
-
-
 def test_nodes_start_from_their_parts_and_actors_without_a_place_are_counted() -> None:
-    program = Program()
-    for name in ("weights", "metrics", "learner", "actor/0"):
-        program.add(name, Store if name == "weights" else Node)
-    program.add("blue/weights", Store)
-    parts = {"learner": {"updates": 3}, "metrics": {"m": 1}, "actor-0": {"a": 0}, "actor-1": {"a": 1}, "weights": {}}
+    program = program_of("weights", "metrics", "learner", "actor/0")
+    program.group("blue/weights", Role.WEIGHTS, "blue").add("blue/weights", Node)
+    parts = {
+        "learner": {"updates": 3},
+        "metrics": {"counts": {"env_steps": 1.0}},
+        "actor-0": {"a": 0},
+        "actor-1": {"a": 1},
+        "weights": {},
+    }
     parts |= {"actor-2": {"a": 2}, "blue-weights": {"version": 4}}
-    assert start_program(program, parts, {}) == 2, "actors that have no place any more"
+    assert start_program(program, parts, {"updates": 3, "evaluations": 4}) == 2, "actors that have no place any more"
     started = {name: node.start for name, node in program.nodes.items()}
     assert started["learner"] == {"updates": 3}
-    assert started["metrics"] == {"m": 1}
+    assert (started["metrics"]["counts"], started["metrics"]["evaluations"]) == ({"env_steps": 1.0}, 4)
     assert started["actor/0"] == {"a": 0}
     assert started["weights"] is None
     assert started["blue/weights"] is None, "its learner publishes anew, as the main one's does"

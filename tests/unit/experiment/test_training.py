@@ -20,12 +20,12 @@ from shoal.analysis import plots
 from shoal.checkpoints import RunLock
 from shoal.cli.main import main
 from shoal.errors import UserError
-from shoal.experiment.ending import METRICS, Final
+from shoal.experiment.ending import Final
 from shoal.experiment.environments import describe_env
 from shoal.experiment.experiment import Experiment, RunningExperiment
 from shoal.experiment.listeners import Callbacks
 from shoal.experiment.training import _finish, go_on, train
-from shoal.experiment.watching import LATE, take_snapshot, user_error
+from shoal.experiment.watching import LATE, metrics_of, take_snapshot, user_error
 from shoal.loops.wiring import Settings
 from shoal.program import NodeDied
 from shoal.runs.directory import RunDirectory
@@ -136,7 +136,7 @@ def test_what_is_shown_while_a_run_goes_on_keeps_up_on_a_virtual_clock_too() -> 
     cfg = impala.Config(envs_per_actor=4, batch=4, queue=8, unroll=5, hidden=(8,))
     with launch(impala.program(cfg, describe_env(cfg), Settings(evaluate=False)), "inline") as run:
         run.wait(0.2)  # a turn takes a thousandth of a second: the learner has had about a hundred
-        counts = run.client(METRICS).snapshot()["counts"]
+        counts = metrics_of(run).snapshot()["counts"]
     assert counts["learner_steps"] >= 60
     assert counts["env_steps"] >= 60 * 4 * 5
 

@@ -10,8 +10,7 @@ from shoal.experiment.restoring import Restored
 from shoal.experiment.reviving import Reviving
 from shoal.program import Program
 from shoal.runtime.restarts import Supervisor
-from shoal.services.gradients import GradientServer
-from shoal.services.metrics import Metrics
+from shoal.services.metrics import UPDATES, Metrics
 from shoal.types import Role
 
 COUNTED = {"counts": {"learner_steps": 7.0, "env_steps": 9.0}, "values": {}, "notes": []}
@@ -29,14 +28,8 @@ def test_old_weights_and_counts_go_to_the_learner_and_the_metrics() -> None:
         program = named(role)
         Restored({"w": np.ones(2)}, partial=False, lines=[], updates=7, metrics=COUNTED).start(program)
         assert program.nodes["teacher"].start["updates"] == 7
-        assert program.nodes["numbers"].start == COUNTED
-
-
-def test_a_gradient_service_counts_updates_itself() -> None:
-    program = named(Role.PUBLISHER)
-    program.add("sums", GradientServer)  # type: ignore[call-arg]
-    Restored({}, partial=False, lines=[], updates=7, metrics=COUNTED).start(program)
-    assert program.nodes["numbers"].start["counts"] == {"env_steps": 9.0}
+        numbers = program.nodes["numbers"].start
+        assert (numbers["counts"], numbers["lives"][UPDATES][1]) == ({"env_steps": 9.0}, {"learner_steps": 7.0})
 
 
 def test_lost_metrics_and_learners_have_a_state_to_come_back_with(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shoal import sync
 from shoal.program import Capabilities, Context, NodeDied
 from shoal.runtime import inline
-from shoal.services.metrics import KEPT, LASTING, Metrics, Reporter, next_life
+from shoal.services.metrics import KEPT, LASTING, UPDATES, Metrics, Reporter, next_life, with_updates
 
 
 def test_evaluations_are_read_from_an_index_on() -> None:
@@ -85,7 +85,7 @@ class Unreachable:
         self.reports: list[dict[str, float]] = []
         self.notes: list[str] = []
 
-    def report(self, node: str, counts: dict[str, float], values: Any, times: Any, life: int) -> Pending:
+    def report(self, node: str, counts: dict[str, float], values: Any, times: Any, life: int, lasting: Any) -> Pending:
         self.reports.append(counts)
         return Pending(self.error if len(self.reports) == 1 else None)
 
@@ -308,6 +308,18 @@ def test_evaluations_of_an_exact_state_keep_their_places() -> None:
     place = 2 * KEPT + 1
     assert [row["version"] for row in after.snapshot(place)["evaluations"]] == [place, place + 1]
     assert after.state_dict()["evaluations"] == before.state_dict()["evaluations"] == 2 * KEPT + 3
+
+
+def test_updates_that_were_lost_with_a_learner_are_not_counted_as_the_weights_have_not_had_them() -> None:
+    metrics = Metrics()
+    metrics.report(UPDATES, {"learner_steps": 9, "gradients": 20}, {}, {}, LASTING)
+    metrics.report(UPDATES, {"learner_steps": 6, "gradients": 18}, {}, {}, LASTING)  # from its newest snapshot
+    assert metrics.snapshot()["counts"] == {"learner_steps": 6, "gradients": 20}
+    metrics.report(UPDATES, {"learner_steps": 8}, {}, {}, LASTING)
+    assert metrics.snapshot()["counts"]["learner_steps"] == 8
+    after = Metrics()
+    after.load_state_dict(with_updates(metrics.state_dict(), {"learner_steps": 7.0}))
+    assert after.snapshot()["counts"] == {"learner_steps": 7, "gradients": 20}
 
 
 def test_what_counts_on_through_all_lives_of_a_run_is_in_a_state_once() -> None:
