@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_and_the_run_goes_on(
             (["actors=0"], "actors=0 cannot be had: give a whole number from 1 to 100,000."),
             (["actors=-3"], "actors=-3 cannot be had"),
             (["actors=1000000"], "actors=1000000 cannot be had"),
-            (["actors=90000"], "nodes need at least"),
+            (["actors=90000"], "actors=90000 is 89,999 more at once, and a run takes up to 200 at a time"),
             (["learners=2"], "has no group 'learners' that can grow or shrink: it has actors."),
             (["actors=2", "actors=3"], "actors is given twice, as 2 and as 3: give one number."),
         ):

@@ -42,6 +42,11 @@ def train(algorithm: Any = impala, /, **values: Any) -> Callable[[], Any]:
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "field unknown": (train(actrs=3), "shoal.algorithms.impala.Config has no 'actrs'. Did you mean actors?"),
     "option unknown": (train(options={"stop_retrun": 3}), "train() has no option 'stop_retrun'"),
+    "option a field": (train(options={"env": "CartPole-v1"}), "It is a field of the config: impala.Config(env=…)."),
+    "a name": (
+        lambda: shoal.train("ppo", env="CartPole-v1", seed=1),
+        "from shoal.algorithms import ppo, then shoal.train(ppo.Config(env='CartPole-v1'), …).",
+    ),
     "actors a string": (train(actors="two"), "--actors 'two' is no such value: give a whole number."),
     "actors a half": (train(actors=1.5), "--actors 1.5 is no such value: give a whole number."),
     "actors True": (train(actors=True), "--actors True is no such value: give a whole number."),

@@ -58,14 +58,19 @@ def number(value: float) -> str:
 
 
 def packed(items: Iterable[str], width: float, separator: str = " · ") -> list[str]:
-    """Items in lines of at most `width` characters; none is split, and a longer one has a line of its own."""
+    """Items in lines of at most `width` characters; none is split, but a longer one where it has a comma."""
     lines: list[str] = []
-    for item in items:
+    for item in (part for whole in items for part in ([whole] if len(whole) <= width else _at_commas(whole))):
         if lines and len(lines[-1]) + len(separator) + len(item) <= width:
             lines[-1] += separator + item
         else:
             lines.append(item)
     return lines
+
+
+def _at_commas(item: str) -> list[str]:
+    *parts, last = item.split(", ")
+    return [*(f"{part}," for part in parts), last]
 
 
 def _named(names: Mapping[str, str], values: Mapping[str, float]) -> list[str]:

@@ -38,7 +38,7 @@ from shoal.runs.options import Result, RunOptions, StoppedBy
 from shoal.runs.registry import Algorithm
 from shoal.runs.sinks import Sinks, named
 from shoal.runtime import Run, Supervisor, launch
-from shoal.runtime.restarts import Hang, Loss
+from shoal.runtime.restarts import Hang, Loss, RunFailed
 from shoal.versions import NONE, number
 
 TICK = 0.1  # seconds between two looks at the run
@@ -306,6 +306,8 @@ class RunningExperiment:
                 progress.pass_time(elapsed)
             else:
                 self._take(snapshot, elapsed)
+            if (why := progress.hopeless(self.options.max_failures)) is not None:
+                raise RunFailed("environments", why)
             self._see_what_is_waited_for(waited)
             self._scale(scaling)
             reason = stop_reason(self.options, progress, finished, self.interrupts.asked)

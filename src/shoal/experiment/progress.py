@@ -11,9 +11,12 @@ from shoal.program import Program
 from shoal.types import MAIN, Role
 
 WINDOW = 5.0  # seconds over which "now" is averaged
+LATE = 1.5  # seconds after which a report is late: nodes make one every half second
 LOST = ("updates", "items", "rows", "episodes")  # kinds of what is counted as lost
 STARTING = "starting"  # not part of the work
 MANY_LOST, LOST_SHARE = 10, 0.2  # environments, and the part of the episodes that ended so, from which on it is told
+HOPELESS, HOPELESS_SHARE, HOPELESS_STEPS = 20, 0.9, 1000  # losses for each failure that a run may have, the part of
+# the episodes that ended so, and the steps from one loss to the next below which a run ends by them
 MANY_RESTARTS = 5  # from which on the episodes that were lost with actors are taken for their environments' doing
 WAITS = 0.15  # a node that waits for less than this part of its time is not held up
 
@@ -73,6 +76,7 @@ class Progress:
     _totals: dict[str, dict[str, float]] = field(default_factory=dict)
     _last: dict[str, Any] = field(default_factory=dict)
     _began: float | None = None  # elapsed seconds at the first actor step
+    _earlier: dict[str, float] | None = field(default_factory=dict)  # counts of earlier lives; None: not read yet
 
     def pass_time(self, elapsed: float) -> None:
         """Time goes on, with or without news: rates that nobody confirms fade."""
@@ -90,6 +94,7 @@ class Progress:
         if self._began is None and any(snapshot["counts"].get(name) for name in ("env_steps", "learner_steps")):
             self._began = self.elapsed if virtual else elapsed - self.seconds
         self.counts, self.values = snapshot["counts"], snapshot["values"]
+        self._earlier = dict(self.counts) if self._earlier is None else self._earlier
         self.pass_time(elapsed)
         for node, report in snapshot["nodes"].items():
             if report != self._last.get(node) and (not self.roles or node in self.roles):
@@ -112,6 +117,7 @@ class Progress:
     def go_on(self, meta: Mapping[str, Any]) -> None:
         """Begin where a checkpoint was."""
         self.evaluations, self.evaluation, self.best = meta["evaluations"], meta["evaluation"], meta["best"]
+        self._earlier = None
 
     def count(self, name: str) -> int:
         return int(self.counts.get(name, 0))
@@ -155,6 +161,20 @@ class Progress:
             "from the rest may mean nothing; mend the environment (`shoal doctor` tries it)"
         )
 
+    def hopeless(self, max_failures: int) -> str | None:
+        """Why the run ends, where nearly all episodes of this life are lost, and after few steps."""
+        earlier = self._earlier or {}
+        lost, episodes, steps = (
+            self.count(name) - int(earlier.get(name, 0)) for name in ("lost_environments", "episodes", "env_steps")
+        )
+        few = lost < max(self.environments, HOPELESS * max(1, max_failures)) or lost < HOPELESS_SHARE * episodes
+        if few or steps >= HOPELESS_STEPS * lost:
+            return None
+        return (
+            f"environments fail once in {steps / lost:,.0f} steps, {lost:,} times so far, and hardly an episode ends "
+            "otherwise: nothing can be learned from that; mend the environment (`shoal doctor` tries it)"
+        )
+
     def row(self) -> dict[str, Any]:
         """The state as a row of the run's metrics."""
         return {
@@ -195,9 +215,11 @@ class Progress:
             history.popleft()
         (begin, before), (end, after) = history[0], history[-1]
         self.quiet = now - end
-        end = end if self.quiet < WINDOW else now  # nodes report every half second: after so long they do not go on
+        between = (end - begin) / max(1, len(history) - 1)  # two reports that had news
+        end = end if self.quiet < min(WINDOW, max(LATE, 2 * between)) else now  # after so long nodes do not go on
         if end > begin:
-            self.rates = {name: (count - before.get(name, 0)) / (end - begin) for name, count in after.items()}
+            rates = {name: (count - before.get(name, 0)) / (end - begin) for name, count in after.items()}
+            self.rates = {name: max(0.0, rate) for name, rate in rates.items()}  # updates may have been lost
 
     def _take_times(self, node: str, times: Mapping[str, float]) -> None:
         work = {activity: part for activity, part in times.items() if activity != STARTING}

@@ -80,7 +80,7 @@ def plan(
         resumed = Resumed(path, lock, int(record.get("life", 0)) + 1)
         resumed.lines += _differences(record, recorded, options, values)
         _find_place(resumed, record, chosen)
-        _refuse_what_is_behind(resumed, options)
+        _refuse_what_is_behind(resumed, options, chosen)
         _refuse_another_replay(resumed, record, values)
         return Plan(name, algorithm, cfg, chosen, resumed)
     except BaseException:
@@ -219,16 +219,21 @@ def _refuse_another_replay(resumed: Resumed, record: Mapping[str, Any], values: 
             )
 
 
-def _refuse_what_is_behind(resumed: Resumed, options: Mapping[str, Any]) -> None:
-    """A stop that is given now and was passed before would end the run at once."""
+def _refuse_what_is_behind(resumed: Resumed, options: Mapping[str, Any], chosen: RunOptions) -> None:
+    """A stop that was passed before would end the run at once, against what another one asks for that is given now."""
     for name in ("steps", "updates", "seconds"):
-        given = options.get(f"stop_{name}")
+        stop = getattr(chosen, f"stop_{name}")
         passed = resumed.meta.get("env_steps" if name == "steps" else name, 0)
-        if given is not None and passed >= given:
+        if stop is None or passed < stop or not any(options.get(given) is not None for given in STOPS):
+            continue
+        if options.get(f"stop_{name}") is None:
             raise UserError(
-                f"--stop-{name} {given:g} is behind the run in {resumed.path}, which has {passed:,.12g} {name}: "
-                "give more."
+                f"The run in {resumed.path} would end at once, by the --stop-{name} {stop:,.12g} that it was started "
+                f"with and has reached ({passed:,.12g} {name}): give --stop-{name} too, with more."
             )
+        raise UserError(
+            f"--stop-{name} {stop:g} is behind the run in {resumed.path}, which has {passed:,.12g} {name}: give more."
+        )
 
 
 def _refuse_finished(path: Path, options: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from shoal.types import Role
 
 GROW = (Role.ACTOR, Role.WORKER)  # of which a run may have more or fewer while it goes on
 ACTORS = "actors"  # the group that the option of this name is for
+MOST_AT_ONCE = 200  # members that a group gets by one request: the run stands still while they are started
 
 
 def sizes(program: Program) -> dict[str, int]:
@@ -51,6 +52,11 @@ class Scaling:
         before = sizes(program)
         if group not in before:
             raise UserError(f"there is no group {group!r} that can grow or shrink here: there is {', '.join(before)}.")
+        if count - before[group] > MOST_AT_ONCE:
+            raise UserError(
+                f"{group}={count} is {count - before[group]:,} more at once, and a run takes up to {MOST_AT_ONCE} at a "
+                f"time, so that it goes on: give {group}={before[group] + MOST_AT_ONCE} or less, and more after that."
+            )
         cfg = self._rebuild(count) if group == ACTORS else None
         if count > before[group]:
             self._run.add(*program.next_members(group, count - before[group]))

@@ -47,9 +47,17 @@ def train(
     if isinstance(cfg, os.PathLike) or (isinstance(cfg, str) and cfg.endswith(".toml")):
         cfg, options = config_files.load(Path(cfg), options)
     known = [field.name for field in dataclasses.fields(RunOptions)]
+    if isinstance(cfg, str) and cfg in registry.names():
+        fields = ", ".join(f"{name}={value!r}" for name, value in options.items() if name not in known)
+        raise UserError(
+            f"train() needs an algorithm's config, not its name: from shoal.algorithms import {cfg}, then "
+            f"shoal.train({cfg}.Config({fields or 'env=…'}), …)."
+        )
     for name in options:
         if name not in known:
-            raise UserError(f"train() has no option {name!r}.{did_you_mean(name, known)}")
+            field = isinstance(cfg, Acting) and name in (own.name for own in dataclasses.fields(cfg))
+            where = f" It is a field of the config: {type(cfg).__module__.rpartition('.')[2]}.Config({name}=…)."
+            raise UserError(f"train() has no option {name!r}.{where if field else did_you_mean(name, known)}")
     name, _ = registry.of_config(cfg)
     assert isinstance(cfg, Acting)  # all else was refused
     begun = begin(name, cfg, options, started, trust)

@@ -342,12 +342,14 @@ def _bar(parts: Mapping[str, float], width: int) -> list[Text]:
         drawn = until
     bar.append(" " * (long - drawn))
     shown = {f"{activity} {part:.0%}": activity for activity, part in ordered if part >= 0.005}
+    if max(map(len, shown), default=0) > width - long - 2:  # no room beside it
+        return [bar, *(_coloured(line, shown, Text()) for line in packed(shown, width)[:BAR_LINES])]
     lines = packed(shown, width - long - 2)[:BAR_LINES] or [""]
     return [_coloured(line, shown, bar if not index else Text(" " * long)) for index, line in enumerate(lines)]
 
 
 def _coloured(line: str, shown: Mapping[str, str], before: Text) -> Text:
-    before.append("  ")
+    before.append("  " if before else "")
     for index, item in enumerate(line.split(" · ")):
         activity = shown.get(item, "")
         before.append(" · " if index else "")

@@ -41,7 +41,7 @@ class RunOptions:
     hang_seconds: Amount = 30.0
     """After which a node that stands still is told of and replaced; 0: never."""
     max_failures: Whole = 5
-    """Losses of one node in a row before the run gives up."""
+    """Losses of one node in a row before the run gives up; 4 times as many errors of short lives."""
     checkpoint_every: Amount = 60.0
     """Seconds between two checkpoints; 0: only at the end."""
     checkpoint_updates: Count | None = None

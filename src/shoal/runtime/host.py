@@ -151,6 +151,7 @@ def failure(name: str, error: BaseException, progress: int | None) -> Lost:
         secondary=isinstance(error, NodeDied),
         user_error=legible(str(error), LONGEST_TRACEBACK) if isinstance(error, UserError) else None,
         progress=progress,
+        raised=True,
     )
 
 

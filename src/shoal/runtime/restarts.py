@@ -13,6 +13,7 @@ from shoal.program import Node
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0  # seconds
 HEALTHY = 10.0  # seconds after which the next loss is not a quick one: the backoff begins anew
 HANG_SECONDS = 30.0
+ERRORS = 4  # times max_failures: errors of one node after short lives, whatever it has completed in between
 
 
 class RunFailed(RuntimeError):
@@ -50,7 +51,8 @@ class Supervisor:
 
     A run gives up when one node is lost more than `max_failures` times without having got anywhere in between: it has
     completed no step, or, where it has none to complete, nobody has learned anything meanwhile and it has not lived for
-    `HEALTHY` seconds.
+    `HEALTHY` seconds. It gives up, too, when a node has raised more than `ERRORS` times as often, each time within
+    `HEALTHY` seconds of its start: what it brings in between is of beginnings only.
     """
 
     max_failures: int = 5
@@ -64,6 +66,7 @@ class Supervisor:
     lives: Counter[str] = field(default_factory=Counter)  # that have ended, by loss or because the node left
     _in_a_row: Counter[str] = field(default_factory=Counter)  # losses without progress
     _quick: Counter[str] = field(default_factory=Counter)  # losses after short lives
+    _errors: Counter[str] = field(default_factory=Counter)  # those among them that were its own
     _started: dict[str, float] = field(default_factory=dict)
     _shown: set[str] = field(default_factory=set)
 
@@ -79,12 +82,13 @@ class Supervisor:
         *,
         user_error: str | None = None,
         progress: int | None = None,
+        raised: bool = False,
     ) -> float:
         """Seconds to wait before the node is started again; raises `RunFailed` when the run must end.
 
         `secondary`: the node failed only because another one was lost, which is judged by itself. `user_error`: what
         the user got wrong, which a restart does not mend. `progress`: the steps that it has completed in this life,
-        or others have made with its help; None where there are none to complete.
+        or others have made with its help; None where there are none to complete. `raised`: by an error of its own.
         """
         name = node.name
         if user_error is not None:
@@ -93,7 +97,7 @@ class Supervisor:
             raise RunFailed(name, f"node {name!r} {reason}; the run cannot go on without it", traceback)
         lived_long = self.clock() - self._started.get(name, 0.0) >= HEALTHY
         if lived_long:
-            self._quick[name] = 0
+            self._quick[name] = self._errors[name] = 0
         if lived_long if progress is None else progress > 0:
             self._in_a_row[name] = 0
         self._quick[name] += 1
@@ -101,9 +105,13 @@ class Supervisor:
         self.lives[name] += 1
         if not secondary:
             self._in_a_row[name] += 1
-            count = self._in_a_row[name]
+            self._errors[name] += raised
+            count, errors = self._in_a_row[name], self._errors[name]
             if count > self.max_failures:
                 raise RunFailed(name, f"node {name!r} {reason}, {count} times in a row; giving up", traceback)
+            if errors > ERRORS * max(1, self.max_failures):
+                often = f"{errors} times, each within {HEALTHY:.0f} s of its start"
+                raise RunFailed(name, f"node {name!r} {reason}, {often}; giving up", traceback)
             shown = None if traceback is None or _kind(traceback) in self._shown else traceback
             if shown:
                 self._shown.add(_kind(shown))

@@ -50,6 +50,7 @@ class Lost:
     secondary: bool = False  # only because another node is
     user_error: str | None = None
     progress: int | None = None  # None: what its last beat said
+    raised: bool = False  # by an error of its own; otherwise it was ended from outside
 
 
 Event = Finished | Beat | Lost
@@ -331,6 +332,7 @@ class Supervision:
                 secondary,
                 user_error=loss.user_error,
                 progress=progress,
+                raised=loss.raised,
             )
         except RunFailed:
             self._over = True

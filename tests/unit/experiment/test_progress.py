@@ -31,6 +31,42 @@ def test_rates_are_those_between_reports_not_between_looks() -> None:
     assert progress.rates["env_steps"] == pytest.approx(1000.0)
 
 
+def test_rates_fall_soon_after_the_last_report_and_are_never_negative() -> None:
+    progress = Progress()
+    for now, updates in [(0.0, 0), (0.5, 50), (1.0, 100), (1.5, 150), (2.0, 200)]:
+        progress.take(snapshot(1, updates), now, 0)
+    assert progress.rates["learner_steps"] == pytest.approx(100.0)
+    progress.take(snapshot(1, 200), 4.0, 0)
+    assert progress.rates["learner_steps"] == pytest.approx(50.0)
+    progress.pass_time(12.5)
+    assert progress.rates["learner_steps"] == 0.0
+    progress.take(snapshot(1, 150), 13.0, 1)  # its learner was lost
+    assert progress.rates["learner_steps"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "episodes", "lost", "earlier", "ends"),
+    [
+        (4_000, 110, 105, 0, True),
+        (4_000, 200, 105, 0, False),  # many episodes end as they should
+        (4_000, 40, 40, 0, False),  # so few may be a bad beginning
+        (400_000, 110, 105, 0, False),  # there is much to learn from between two losses
+        (4_000, 110, 105, 100, False),  # those of an earlier life: the environment was mended since
+    ],
+)
+def test_a_run_ends_whose_environments_fail_in_nearly_every_episode(
+    steps: int, episodes: int, lost: int, earlier: int, ends: bool
+) -> None:
+    progress = Progress(environments=4)
+    if earlier:
+        progress.go_on({"evaluations": 0, "evaluation": None, "best": None})
+        progress.take(snapshot(9, counts={"lost_environments": earlier, "episodes": earlier, "env_steps": 9}), 0.5, 0)
+    progress.take(snapshot(9, counts={"lost_environments": lost, "episodes": episodes, "env_steps": steps}), 1.0, 0)
+    said = progress.hopeless(max_failures=5)
+    assert (said is not None) == ends
+    assert said is None or "environments fail once in 38 steps, 105 times so far" in said
+
+
 def test_the_first_confirmed_evaluation_is_kept() -> None:
     progress = Progress()
     records: list[dict[str, Any]] = [{"eval_return": float(number), "reached": number > 1} for number in range(4)]
@@ -202,8 +238,10 @@ def test_a_rate_that_nobody_confirms_fades() -> None:
     progress = Progress()
     progress.take(snapshot(0), 0.0, 0)
     progress.take(snapshot(1000), 1.0, 0)
+    progress.pass_time(2.5)
+    assert (progress.rates["env_steps"], progress.quiet) == (1000.0, 1.5), "the next report may be on its way"
     progress.pass_time(4.0)
-    assert (progress.rates["env_steps"], progress.quiet) == (1000.0, 3.0), "nodes report every half second"
+    assert progress.rates["env_steps"] == 250.0
     progress.pass_time(10.0)
     assert progress.rates["env_steps"] == pytest.approx(100.0)
     progress.pass_time(12.0)

@@ -84,6 +84,16 @@ def test_a_stop_that_is_behind_is_refused(run: Path, name: str, passed: int) -> 
     planned(run, {f"stop_{name}": passed + 1})
 
 
+@pytest.mark.parametrize("given", [{"stop_updates": 9}, {"stop_return": 500.0}])
+def test_a_recorded_stop_that_was_reached_is_named_where_another_one_is_given(run: Path, given: dict[str, Any]) -> None:
+    Checkpoints(run / "checkpoints").save({"metrics": {"notes": []}}, {**META, "env_steps": 1000})
+    sentence = r"would end at once, by the --stop-steps 1,000 .* reached \(1,000 steps\): give --stop-steps too"
+    with pytest.raises(UserError, match=sentence):
+        planned(run, given)
+    planned(run, given | {"stop_steps": 2000})
+    planned(run)  # to end it in order
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

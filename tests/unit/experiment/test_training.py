@@ -225,7 +225,7 @@ def test_a_run_that_cannot_go_on_after_all_lets_go_of_its_lock(tmp_path: Path, m
     def refuse(cfg: Any) -> Any:
         raise UserError("there is no such environment any more")
 
-    monkeypatch.setattr("shoal.experiment.training.describe_env", refuse)
+    monkeypatch.setattr("shoal.experiment.training.describe_task", refuse)
     lock = RunLock(tmp_path)
     lock.acquire()
     plan: Any = SimpleNamespace(cfg=None, resumed=SimpleNamespace(lock=lock))

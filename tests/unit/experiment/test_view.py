@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from typing import Any
 
@@ -48,6 +49,21 @@ def drawn(progress: Progress, width: int) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(view.panel("a run", progress))
     return console.export_text()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_narrow_view_breaks_lines_between_items_or_at_their_commas(name: str) -> None:
+    text = drawn(progress_of(name), 45)
+    assert max(map(len, text.splitlines())) == 45
+    rows = [line[14:-2].strip() for line in text.splitlines()[1:-1]]
+    whole = [*_shares(text), "return 294.0 of 475", "3:00 left", "environment 55%"]
+    assert all(any(item in row for row in rows) for item in whole)
+    assert not {"left", "35%", "55%", "updates"} & {*rows}, "a word by itself"
+
+
+def _shares(text: str) -> list[str]:
+    """What nodes do, with how much of their time: never in two lines."""
+    return re.findall(r"(?:waiting for data|learning) \d+%", text)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

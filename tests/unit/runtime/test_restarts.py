@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.program import Node
-from shoal.runtime.restarts import FIRST_BACKOFF, HEALTHY, LONGEST_BACKOFF, Loss, RunFailed, Supervisor
+from shoal.runtime.restarts import ERRORS, FIRST_BACKOFF, HEALTHY, LONGEST_BACKOFF, Loss, RunFailed, Supervisor
 
 ACTOR = Node("actor/0", object, restart=True)
 LEARNER = Node("learner", object)
@@ -48,6 +48,22 @@ def test_failures_in_a_row_end_the_run_and_old_ones_are_forgiven() -> None:
     supervisor.started("actor/0")
     with pytest.raises(RunFailed, match="node 'actor/0' was killed, 3 times in a row; giving up"):
         supervisor.lost(ACTOR, "was killed")
+
+
+def test_who_raises_again_and_again_ends_the_run_though_it_completes_something_in_between() -> None:
+    clock = Clock()
+    supervisor = Supervisor(max_failures=2, clock=clock)
+    for life in range(3 * ERRORS * 2):  # kills from outside, and errors of long lives, are no such thing
+        supervisor.started("actor/0")
+        clock.now += HEALTHY if life % 2 else 1.0
+        supervisor.lost(ACTOR, "failed: no map", progress=1, raised=bool(life % 2))
+    for _ in range(ERRORS * 2 - 1):
+        supervisor.started("actor/0")
+        clock.now += 1.0
+        supervisor.lost(ACTOR, "failed: no map", progress=1, raised=True)
+    supervisor.started("actor/0")
+    with pytest.raises(RunFailed, match="failed: no map, 9 times, each within 10 s of its start; giving up"):
+        supervisor.lost(ACTOR, "failed: no map", progress=1, raised=True)
 
 
 def test_failures_are_counted_for_each_node() -> None:
