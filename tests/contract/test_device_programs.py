@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensor_cartpole
 import torch
 from starting import start_on
 from test_exact_resume import OPTIONS, found_differences, killed
 from test_programs import TINY, finish
 
 import shoal
-from shoal.algorithms import a3c, ppo, r2d2
+from shoal.algorithms import a3c, ppo, r2d2, td3
 from shoal.envs.torch_tasks.cartpole import CartPoles
 from shoal.errors import UserError
 from shoal.experiment.environments import describe_env, fit
 from shoal.experiment.training import resume, train
-from shoal.loops.wiring import Settings
+from shoal.learning import Learning
+from shoal.loops.wiring import Settings, Wiring
 from shoal.program import Handle
+from shoal.replay import n_step
 from shoal.runs import registry
 from shoal.versions import number
 
@@ -51,10 +55,14 @@ def tiny_program(algorithm: str, **chosen: Any) -> Any:
         ("inline", "impala", {"env": PENDULUM, "batch": 1}),
         ("inline", "appo", {"env": CARTPOLE}),
         ("local", "ppo", {"env": CARTPOLE, "learners": 2}),
+        ("inline", "sac", {"env": PENDULUM}),
+        ("local", "td3", {"env": PENDULUM, "learners": 2, "n": 3}),
+        ("inline", "d4pg", {"env": PENDULUM, "samples_per_insert": 2.0}),
+        ("inline", "apex_dqn", {"env": CARTPOLE}),
         pytest.param("ray", "ppo", {"env": CARTPOLE, "learners": 2}, marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )
-def test_each_algorithm_of_rollouts_runs_without_actors(runtime: str, algorithm: str, chosen: dict[str, Any]) -> None:
+def test_algorithms_run_without_actors(runtime: str, algorithm: str, chosen: dict[str, Any]) -> None:
     program = tiny_program(algorithm, **chosen)
     assert not any(node.startswith(("actor", "replay")) for node in program.nodes)
     with start_on(runtime, program) as run:
@@ -70,6 +78,7 @@ def test_each_algorithm_of_rollouts_runs_without_actors(runtime: str, algorithm:
     [
         ("ppo", {"env": CARTPOLE, "lstm": 8}),
         ("impala", {"env": CARTPOLE, "batch": 1, "env_options": {"autoreset": "same_step"}}),
+        ("td3", {"env": PENDULUM, "n": 3, "env_options": {"autoreset": "same_step"}}),
     ],
     ids=str,
 )
@@ -101,6 +110,11 @@ def test_a_run_stops_at_its_steps_and_its_policy_plays_on(tmp_path: Path) -> Non
         (ppo.Config(env=CARTPOLE, actors=3), "--actors 3 would have nothing to step: torch/CartPole-v1 lives where"),
         (r2d2.Config(env=CARTPOLE), "torch/CartPole-v1 is a vector of tensors, .*choose another"),
         (a3c.Config(env=CARTPOLE), "torch/CartPole-v1 is a vector of tensors, .*choose another"),
+        (td3.Config(env=PENDULUM, replay="prioritized"), "--replay prioritized is not drawn on a device"),
+        (
+            td3.Config(env=PENDULUM, n=5, capacity=1_000, envs_per_actor=512),
+            "--capacity 1000 is too small for returns over 5 steps in",
+        ),
         (ppo.Config(env=CATCH, frame_stack=2), "--frame-stack 2 is not made on a device"),
         (ppo.Config(env=CARTPOLE, vectorizer="async"), "makes a vector of environments itself; leave the vectorizer"),
     ],
@@ -109,6 +123,22 @@ def test_a_run_stops_at_its_steps_and_its_policy_plays_on(tmp_path: Path) -> Non
 def test_what_cannot_work_is_said_in_a_sentence(cfg: Any, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
         train(cfg, run_dir=str(tmp_path / "run"), stop_updates=1, quiet=True)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_a_ring_converts_and_reads_nothing(mode: str) -> None:
+    """Neither with a step nor with a batch."""
+    cfg = tiny("td3", env=PENDULUM, n=3, env_options={"autoreset": mode})
+    cfg, spec = fit(cfg, describe_env(cfg), "inline")
+    wiring = Wiring(cfg, spec, Settings())
+    make = wiring.ring_source(td3.make_policy, n_step(cfg.n, cfg.gamma))
+    source = make(Learning(td3.TD3(cfg, spec, 0), torch.device("cpu")))
+    source.take()
+    found: Counter[str] = Counter()
+    with tensor_cartpole.counting(found):
+        for _ in range(5):
+            source.take()
+    assert found == {}
 
 
 class Lame(CartPoles):

@@ -11,7 +11,7 @@ from shoal.data.fitting import check_fits
 from shoal.envs import EnvSpec, describe, describe_data
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
-from shoal.options import Acting, Data, Learning, Rollouts
+from shoal.options import Acting, Data, Experience, Learning, Rollouts
 from shoal.types import NO_ENV
 
 C = TypeVar("C", bound=Acting)
@@ -103,7 +103,10 @@ def _fit_device(cfg: C, env: EnvSpec) -> tuple[C, EnvSpec]:
     environments = cfg.envs_per_actor
     if "envs_per_actor" not in given(cfg):
         environments *= cfg.actors
-    fitted: C = replace(cfg, _given=given(cfg), actors=learners, envs_per_actor=environments)  # type: ignore[call-arg]
+    changes: dict[str, Any] = {"actors": learners, "envs_per_actor": environments}
+    if isinstance(cfg, Experience) and "replay" not in given(cfg):
+        changes["replay"] = "uniform"  # as a device draws
+    fitted: C = replace(cfg, _given=given(cfg), **changes)  # type: ignore[call-arg]
     nodes = "the learner acts" if learners == 1 else f"each of {learners} learners acts"
     where = cfg.device if isinstance(cfg, Learning) else cfg.acting_device
     note = (

@@ -1,4 +1,4 @@
-"""Where a learner's batches come from: rollouts of its own network, in environments on its own device."""
+"""Where a learner's batches come from: its own network acts, in environments on its own device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from shoal import tree
-from shoal.acting import Policy
+from shoal.acting import Player, Policy
 from shoal.acting.network_policy import NetworkPolicy
 from shoal.acting.policy import PerEnvironment
-from shoal.acting.rollouts import Rollouts
+from shoal.acting.ring import Ring
+from shoal.acting.rollouts import Rollouts, stand_at, stand_of
 from shoal.batches import Batch
 from shoal.envs.faults import EnvFault
 from shoal.envs.state import NoState
@@ -20,6 +21,7 @@ from shoal.envs.tensors import TensorEnvs
 from shoal.learning import Learning, Source, Taken, Update
 from shoal.nets.weights import export_weights
 from shoal.program import current
+from shoal.replay.views import Transition
 from shoal.state import Scope, State
 from shoal.sync import sign_of_life
 
@@ -147,6 +149,83 @@ class RolloutSource(DeviceSource):
             device = self._envs.device
             whole = {name: torch.from_numpy(array).to(device) for name, array in state["whole"].items()}
             self._whole = {"state": {}, **tree.unflatten(whole)}
+
+
+class RingSource(DeviceSource):
+    """A ring of the newest rows, from which items are drawn uniformly, again and again."""
+
+    def __init__(
+        self,
+        learning: Learning,
+        *,
+        make_envs: MakeTensorEnvs,
+        make_policy: Callable[[int], Policy],
+        capacity: int,  # transitions, of this learner
+        starts: int,  # that are there before the first batch
+        batch: int,  # items per update of this learner
+        samples_per_insert: float,  # 0: one step of all environments for every update
+        view: Transition,
+    ) -> None:
+        super().__init__(learning, make_envs=make_envs, make_policy=make_policy)
+        count, n = self._envs.count, view.n
+        self._observation = self._envs.reset()
+        self._player = Player(self._policy, count).on_device(self._envs.device)
+        self._ring = Ring(
+            capacity // count,
+            count,
+            n=n,
+            discount=view.discount,
+            reward_clip=view.reward_clip,
+            seed=learning.seed + 2,
+            device=self._envs.device,
+        )
+        self._starts, self._batch, self._ratio = starts, batch, samples_per_insert
+        self._inserted = self._sampled = 0
+        self._made = torch.zeros((), dtype=torch.int64, device=self._envs.device)  # transitions
+
+    def take(self) -> Taken:
+        network = self._policy.network
+        training = network.training
+        if not self._ratio and self._begun:
+            self._act()
+        while not self._begun or (self._ratio and self._sampled > self._ratio * (self._inserted - self._starts)):
+            self._act()
+        network.train(training)  # acting has left it in evaluation mode
+        self._sampled += self._batch
+        return Taken(self._ring.sample(self._batch, self._envs.observation_space), self._batch)
+
+    @property
+    def _begun(self) -> bool:
+        return self._inserted >= self._starts and self._ring.ready
+
+    def _act(self) -> None:
+        """One step of all environments."""
+        action = self._player.act(self._observation)
+        step = self._envs.step(action)
+        self._ring.add(self._observation, action, step)
+        self._player.result(step)
+        self._made = self._made + step.valid.sum()
+        self._observation = step.observation
+        self._inserted += self._envs.count
+        sign_of_life()
+
+    def measure(self, taken: Taken) -> Mapping[str, SupportsFloat]:
+        return {**super().measure(taken), "replay_size": self._ring.size * self._ring.count}
+
+    def counts(self) -> Mapping[str, float]:
+        return {"env_steps": int(self._made)} | ({"lost_episodes": self._lost} if self._lost else {})
+
+    def stand(self) -> State:
+        here = {"player": self._player.state_dict(), "ring": self._ring.state_dict(), "made": int(self._made)}
+        here |= {"inserted": self._inserted, "sampled": self._sampled}
+        return stand_of(self._envs, self._observation) | here
+
+    def stand_at(self, state: Mapping[str, Any]) -> None:
+        self._observation = stand_at(self._envs, state, self._observation)
+        self._player.load_state_dict(state["player"])
+        self._ring.load_state_dict(state["ring"])
+        self._made = torch.full_like(self._made, state["made"])
+        self._inserted, self._sampled = state["inserted"], state["sampled"]
 
 
 def _as_arrays(state: Any) -> Any:

@@ -19,7 +19,7 @@ from shoal.errors import UserError
 from shoal.learning import Learner, MakeSource
 from shoal.loops.actor import ActorLoop, RemoteActorLoop
 from shoal.loops.datasets import DatasetSource
-from shoal.loops.device import RolloutSource
+from shoal.loops.device import RingSource, RolloutSource
 from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import LearnerLoop
@@ -56,6 +56,7 @@ from shoal.replay import (
 )
 from shoal.replay.messages import Layout
 from shoal.replay.patterns import stacked
+from shoal.replay.views import Transition
 from shoal.services.gradients import GradientServer
 from shoal.services.group import Group as Meeting
 from shoal.services.group import Member
@@ -341,6 +342,33 @@ class Wiring(Generic[C]):
         rows, learners = _with(Unrolls, self.cfg).unroll, _with(Learning, self.cfg).learners
         return partial(RolloutSource, **self.acting_on_device(make_policy), rows=rows, batch=max(1, batch // learners))
 
+    def ring_source(self, make_policy: MakePolicy[C], pattern: Pattern) -> MakeSource:
+        """The same for learners that sample what was acted again and again: a ring on their device."""
+        cfg, learners, name = _with(Experience, self.cfg), _with(Learning, self.cfg).learners, self.env.name
+        _check_share(learners, cfg.batch)
+        if not isinstance(pattern.view, Transition) or cfg.pattern is not None:
+            _refuse_on_device(self.env)
+        if cfg.replay == "prioritized":
+            raise UserError(
+                f"--replay prioritized is not drawn on a device, where {name} lives: give --replay uniform."
+            )
+        assert isinstance(pattern.view, Transition)
+        least = (pattern.view.n + 2) * cfg.envs_per_actor * learners
+        if cfg.capacity < least:
+            raise UserError(
+                f"--capacity {cfg.capacity} is too small for returns over {pattern.view.n} steps in "
+                f"{cfg.envs_per_actor} environments of each learner: give at least {least}."
+            )
+        return partial(
+            RingSource,
+            **self.acting_on_device(make_policy),
+            capacity=cfg.capacity // learners,
+            starts=-(-cfg.learning_starts // learners),
+            batch=cfg.batch // learners,
+            samples_per_insert=cfg.samples_per_insert,
+            view=pattern.view,
+        )
+
     def acting_on_device(self, make_policy: MakePolicy[C]) -> dict[str, Any]:
         """The environments and the policy of a `DeviceSource`."""
         cfg, env = self.cfg, self.env
@@ -483,8 +511,14 @@ def experience_program(
     table: str = "transitions",
     period: int = 1,  # steps from one item of an environment to the next
 ) -> Program:
-    """Actors fill a table, learners sample it and send back how surprising each item was."""
+    """Actors fill a table, learners sample it and send back how surprising each item was. Where the environment lives
+    on a device there are no actors: each learner has `cfg.envs_per_actor` environments and a ring of its own."""
     wiring = Wiring(cfg, env, settings)
+    if env.on_device:
+        source = wiring.ring_source(policy, pattern)
+        wiring.add_learners(learner, source=source, publish_every=cfg.publish_every)
+        wiring.add_evaluator(policy)
+        return wiring.program
     replay = wiring.add_experience(table, block=-(-cfg.envs_per_actor * cfg.rows // period))
     wiring.add_learners(learner, source=wiring.table_source(replay, cfg.batch), publish_every=cfg.publish_every)
     wiring.add_actors(policy, writes=replay, pattern=pattern, rows=cfg.rows)
@@ -569,7 +603,7 @@ def _refuse_on_device(env: EnvSpec) -> None:
     if env.on_device:
         raise UserError(
             f"{env.name} is a vector of tensors, which is stepped where the learner is, and this algorithm has actors "
-            "elsewhere: choose another (ppo, appo, impala, sac, td3)."
+            "elsewhere, or items that are not made there: choose another (ppo, appo, impala, sac, td3, …)."
         )
 
 
