@@ -17,6 +17,7 @@ PACKAGES = {
     "sb3": ["stable-baselines3==2.9.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
     "rllib": ["ray[rllib]==2.60.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
     "sample_factory": ["sample-factory==2.1.1", TORCH, "ale-py==0.12.1"],  # its own Atari extra brings no games
+    "serving": ["ray[serve]==2.60.0", TORCH, "websockets==17.4", "msgpack==1.2.4"],
     "cleanrl": [TORCH, "gymnasium==1.4.0", "ale-py==0.12.1", "opencv-python-headless"],
 }
 

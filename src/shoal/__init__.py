@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.playing.exporting import export
     from shoal.runs.options import Result
     from shoal.runtime.restarts import RunFailed
+    from shoal.serving.server import serve
     from shoal.sweeps.running import sweep
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "load",
     "record",
     "resume",
+    "serve",
     "sweep",
     "train",
 ]
@@ -47,6 +49,7 @@ _WHERE = {
     "export": "shoal.playing.exporting",
     "evaluate": "shoal.playing.evaluation",
     "Evaluation": "shoal.playing.evaluation",
+    "serve": "shoal.serving.server",
     "sweep": "shoal.sweeps.running",
     "Result": "shoal.runs.options",
     "UserError": "shoal.errors",

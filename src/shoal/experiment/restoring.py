@@ -44,7 +44,7 @@ def restore(options: RunOptions, policy: Any) -> Restored | None:
     network = getattr(policy, "network", None)  # a policy of the user's own may have none: then the learner finds out
     restored = None
     if options.restore is not None:
-        weights, place, run = find_weights(options.restore, f"--restore {options.restore}")
+        weights, place, run = find_weights(options.restore, f"--restore {options.restore}")[:3]
         said = [f"starts with the weights of {run if place.parent == run else place}"]
         if isinstance(network, nn.Module):
             done = transfer(network, weights, partial=options.restore_partial)

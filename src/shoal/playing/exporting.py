@@ -176,7 +176,7 @@ def _recorded(policy: TrainedPolicy, step: GreedyStep, rows: int) -> list[Output
         given = [torch.from_numpy(row[name]) for name in step.inputs]
         results = {f"out/{name}": value.numpy() for name, value in zip(step.outputs, step(*given))}
         action, after, _ = acting.act(tree.nest(step.space, seen, "observation"), memory, first)
-        results["out/action"] = np.asarray(policy._to_environment(action))
+        results["out/action"] = np.asarray(policy.to_environment(action))
         results |= {f"out/memory/{name}": np.asarray(after[name]) for name in step.memory if name != LAST_REWARD}
         found.append(row | results)
         memory, first = {name: np.array(value) for name, value in after.items()}, np.zeros(rows, np.bool_)
@@ -264,21 +264,26 @@ def _traced(step: GreedyStep, row: Outputs, any_size: bool) -> Any:
 
 def _player(format: str, path: Path) -> Player:
     if format == "onnx":
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        names = [output.name for output in session.get_outputs()]
-        wanted = {each.name for each in session.get_inputs()}
-
-        def play(given: Outputs) -> Outputs:
-            found = session.run(names, {name: value for name, value in given.items() if name in wanted})
-            return {name.removeprefix("out/"): value for name, value in zip(names, found)}
-
-        return play
+        return onnx_player(path.read_bytes())
     return _torch_player(path)
+
+
+def onnx_player(model: bytes, threads: int = 1) -> Player:
+    """Of a model's bytes: a file could name others, which would be read with it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    wanted = {each.name for each in session.get_inputs()}
+
+    def play(given: Outputs) -> Outputs:
+        found = session.run(names, {name: value for name, value in given.items() if name in wanted})
+        return {name.removeprefix("out/"): value for name, value in zip(names, found)}
+
+    return play
 
 
 def _torch_player(path: Path) -> Player:
@@ -327,9 +332,9 @@ def _contract(policy: TrainedPolicy, step: GreedyStep, file: str, inputs: Any, o
         )
     if policy.wants_reward:
         rules.append(f"memory/{LAST_REWARD} is what the last action gave.")
-    if policy._stacks:
+    if policy.stacks:
         rules.append(
-            f"Images are stacks of the last {next(iter(policy._stacks.values()))} frames, oldest first; at an "
+            f"Images are stacks of the last {next(iter(policy.stacks.values()))} frames, oldest first; at an "
             "episode's beginning its first frame is repeated."
         )
     return {
@@ -341,6 +346,7 @@ def _contract(policy: TrainedPolicy, step: GreedyStep, file: str, inputs: Any, o
         "outputs": outputs,
         "observation_space": to_record(step.space),
         "action_space": to_record(policy.action_space),
+        "stack": next(iter(policy.stacks.values()), 1),
         "rules": rules,
         "recorded": f"{RECORDED}: {STEPS} steps, arrays [step, row, …] by the names above",
     }

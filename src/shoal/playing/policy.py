@@ -30,7 +30,7 @@ from shoal.experiment.environments import describe_env
 from shoal.options import Acting, Learning
 from shoal.playing.observations import Observations
 from shoal.runs import directory, records, registry
-from shoal.runs.saved_weights import find_weights, load_checked
+from shoal.runs.saved_weights import Found, find_weights, load_checked
 from shoal.types import Array
 
 RANDOM_ROWS = "random_rows"  # of a policy's state: uniform actions with which a run began
@@ -67,7 +67,26 @@ def load(
     network), runs that code only with `trust`. Raises `UserError` for what is no run, is damaged, or does not fit
     the network.
     """
-    found = find_weights(directory.named(source, "shoal.load()"))
+    return rebuilt(
+        find_weights(directory.named(source, "shoal.load()")),
+        device=device,
+        seed=seed,
+        network=network,
+        core=core,
+        trust=trust,
+    )
+
+
+def rebuilt(
+    found: Found,
+    *,
+    device: str = "cpu",
+    seed: int | None = None,
+    network: Any = None,
+    core: Any = None,
+    trust: bool = False,
+) -> TrainedPolicy:
+    """The policy of weights that were found: as `load`, which finds them itself."""
     validate(_Asked(seed, device))
     check_device("device", device)
     given = {name: value for name, value in (("network", network), ("core", core)) if value is not None}
@@ -96,16 +115,16 @@ class TrainedPolicy:
         self, greedy: Policy, exploring: Policy, env: Description, algorithm: str, config: Any, run: Path
     ) -> None:
         self.seen_space = env.observation_space  # as the network sees it, with frames in stacks
-        self._stacks = image_stacks(env.observation_space, env.stack, stacked=True)
-        self.observation_space, self.action_space = one_frame(self.seen_space, self._stacks), env.native_action_space
+        self.stacks = image_stacks(env.observation_space, env.stack, stacked=True)
+        self.observation_space, self.action_space = one_frame(self.seen_space, self.stacks), env.native_action_space
         self.algorithm, self.config, self.run = algorithm, config, run
-        self.greedy, self._exploring = greedy, exploring
-        self._observations = Observations(self.observation_space)
-        self._to_environment = action_converter(env.native_action_space)
+        self.greedy, self.exploring = greedy, exploring
+        self.observations = Observations(self.observation_space)
+        self.to_environment = action_converter(env.native_action_space)
         self._scalar = env.native_action_space.shape == ()
         carried = greedy.initial_state(1)
         self.recurrent = bool(carried)
-        self._remembers = self.recurrent or bool(self._stacks)
+        self.remembers = self.recurrent or bool(self.stacks)
         self.wants_reward = LAST_REWARD in carried
         self._lock = threading.Lock()
         self.reset()
@@ -127,9 +146,9 @@ class TrainedPolicy:
         Greedy, or with the exploration of the run's actors. `reward` is what the last action gave, for a policy that
         `wants_reward` (R2D2); at the beginning of an episode it is not looked at.
         """
-        batch, single = self._observations.take(observation)
-        policy = self._exploring if explore else self.greedy
-        if not self._remembers:
+        batch, single = self.observations.take(observation)
+        policy = self.exploring if explore else self.greedy
+        if not self.remembers:
             first = np.ones(len(tree.leaf(batch)), np.bool_)
             if explore:
                 self._spread(len(first))
@@ -137,7 +156,7 @@ class TrainedPolicy:
         else:
             with self._lock:
                 action = self._remembering(policy, batch, reward, explore)
-        action = self._to_environment(action)
+        action = self.to_environment(action)
         if not single:
             return action
         return int(action[0]) if self._scalar else cast(Array, action[0])
@@ -164,7 +183,7 @@ class TrainedPolicy:
     def _remembering(self, policy: Policy, batch: Any, reward: npt.ArrayLike | None, explore: bool) -> Array:
         count, player = len(tree.leaf(batch)), self._player
         if player is None:
-            player = self._player = Player(policy, count, self._stacks)
+            player = self._player = Player(policy, count, self.stacks)
         elif player.count != count:
             raise UserError(
                 f"The policy remembers {player.count} episodes and was given {count} observations: call reset() "
@@ -201,9 +220,9 @@ class TrainedPolicy:
 
     def _spread(self, count: int) -> None:
         """Rows explore as the run's environments do, from the first on."""
-        if isinstance(self._exploring, PerEnvironment):
+        if isinstance(self.exploring, PerEnvironment):
             environments = getattr(self.config, "actors", 1) * getattr(self.config, "envs_per_actor", 1)
-            self._exploring.set_environments(np.arange(count) % environments, environments)
+            self.exploring.set_environments(np.arange(count) % environments, environments)
 
 
 def recorded_spaces(record: dict[str, Any], run: Path) -> Description | None:

@@ -21,15 +21,15 @@ import subprocess
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.checkpoints import Checkpoints
+from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.checkpoints.lock import LOCK
 from shoal.checkpoints.own_files import Replacing
 from shoal.checkpoints.state_files import plain
@@ -229,11 +229,25 @@ def out_of_json(value: Any) -> Any:
     return [out_of_json(part) for part in value] if isinstance(value, list) else value
 
 
+class Saved(NamedTuple):
+    """Weights, and where they were found."""
+
+    weights: dict[str, npt.NDArray[Any]]
+    place: Path  # of the file, or of the checkpoint
+    checkpoint: Checkpoint | None = None
+    complaints: Sequence[str] = ()  # a sentence for each newer checkpoint that is damaged
+
+
 def read_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The last ones: where a run has gone on and was killed, those of its newest checkpoint."""
+    return newest_weights(path).weights
+
+
+def newest_weights(path: Path) -> Saved:
+    """What `read_weights` reads, and where it lies."""
     if _went_on(path) or not os.path.lexists(path / WEIGHTS):
         return _checkpointed_weights(path)
-    return load_archive(path / WEIGHTS)
+    return Saved(load_archive(path / WEIGHTS), path / WEIGHTS)
 
 
 def load_archive(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -258,15 +272,14 @@ def _went_on(path: Path) -> bool:
     return found is not None and "weights" in found.parts and found.meta.get("updates", ended) >= ended
 
 
-def _checkpointed_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
+def _checkpointed_weights(path: Path) -> Saved:
     """Of a run that was killed: those of its newest checkpoint."""
     found, complaints = Checkpoints(path / CHECKPOINTS).newest()
     if found is None or "weights" not in found.parts:
         raise UserError(
             f"{path} has no {WEIGHTS}: {complaints[0] if complaints else 'the run ended before it could save any.'}"
         )
-    weights: dict[str, npt.NDArray[Any]] = found.part("weights")
-    return weights
+    return Saved(found.part("weights"), found.path, found, complaints)
 
 
 def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.checkpoints.store import MANIFEST, open_checkpoint
 from shoal.errors import UserError
 from shoal.runs import directory
+from shoal.runs.ended_weights import read_summary
 from shoal.types import Arrays
 
 BEST = ":best"
@@ -21,6 +24,9 @@ class Found(NamedTuple):
     weights: Arrays
     place: Path  # of the file or the checkpoint
     run: Path
+    order: tuple[int, float] = (0, 0)  # larger for what is newer, of one run and one way to name it
+    updates: int | None = None  # of the learner, where they are recorded
+    complaints: Sequence[str] = ()  # a sentence for each newer checkpoint that is damaged
 
 
 def find_weights(source: str, asked: str = "") -> Found:
@@ -34,18 +40,42 @@ def find_weights(source: str, asked: str = "") -> Found:
         return _of_checkpoint(open_checkpoint(path), asked, path.absolute().parent.parent)
     directory.read_config(path)  # says what is wrong where this is no run
     if not best:
-        return Found(directory.read_weights(path), path / directory.WEIGHTS, path)
+        return _newest(path)
     found, complaints = Checkpoints(path / directory.CHECKPOINTS).best()
     if found is None:
         why = complaints[0] if complaints else "it has evaluated none before a checkpoint."
         raise UserError(f"{asked} cannot be used: {why}")
-    return _of_checkpoint(found, asked, path)
+    return _of_checkpoint(found, asked, path, complaints)
 
 
-def _of_checkpoint(found: Checkpoint, asked: str, run: Path) -> Found:
+def _of_checkpoint(found: Checkpoint, asked: str, run: Path, complaints: Sequence[str] = ()) -> Found:
     if "weights" not in found.parts:
         raise UserError(f"{asked} cannot be used: {found.path} holds no weights.")
-    return Found(found.part("weights"), found.path, run)
+    return Found(found.part("weights"), found.path, run, (0, _number(found)), _updates(found.meta), complaints)
+
+
+def _newest(run: Path) -> Found:
+    """The last weights of a run: within a life its checkpoints, in their order, and then what it has ended with."""
+    saved = directory.newest_weights(run)
+    life = int(directory.read_config(run).get("life", 0))
+    order: tuple[int, float]
+    if saved.checkpoint is not None:
+        order = life, _number(saved.checkpoint)
+        return Found(saved.weights, saved.place, run, order, _updates(saved.checkpoint.meta), saved.complaints)
+    summary = read_summary(run)
+    ended = summary.get("life")
+    order = (ended if isinstance(ended, int) else life), math.inf
+    return Found(saved.weights, saved.place, run, order, _updates({"updates": summary.get("saved_version")}))
+
+
+def _number(found: Checkpoint) -> int:
+    digits = found.path.name.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _updates(meta: Mapping[str, Any]) -> int | None:
+    updates = meta.get("updates")
+    return updates if isinstance(updates, int) else None
 
 
 def load_checked(policy: Any, weights: Arrays, path: Path) -> None:

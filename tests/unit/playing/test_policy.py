@@ -389,7 +389,7 @@ def test_frames_are_stacked_for_the_caller(tmp_path: Path) -> None:
 def test_rows_explore_as_the_environments_of_the_run_did(tmp_path: Path) -> None:
     policy = shoal.load(saved_run(tmp_path / "run", "apex_dqn", actors=3, envs_per_actor=1), seed=0)
     given: list[Any] = []
-    exploring: Any = policy._exploring
+    exploring: Any = policy.exploring
     take = exploring.set_environments
     exploring.set_environments = lambda which, total: (given.append(which.tolist()), take(which, total))
     policy.act(np.zeros((5, 4), np.float32), explore=True)

@@ -18,6 +18,7 @@ MODULES = {
     "looking": ("compare", "config", "diff", "plot", "runs", "status"),
     "policies": ("collect", "eval", "export", "record"),
     "scale": ("scale",),
+    "serve": ("serve",),
     "sweep": ("sweep",),
     "verify": ("verify",),
 }

@@ -1,0 +1,1 @@
+"""Policy servers side by side: `python -m bench.serving`."""
