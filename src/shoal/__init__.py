@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.playing.exporting import export
     from shoal.runs.options import Result
     from shoal.runtime.restarts import RunFailed
-    from shoal.serving.server import serve
+    from shoal.serving import serve
     from shoal.sweeps.running import sweep
 
 __version__ = "0.1.0"
@@ -49,7 +49,7 @@ _WHERE = {
     "export": "shoal.playing.exporting",
     "evaluate": "shoal.playing.evaluation",
     "Evaluation": "shoal.playing.evaluation",
-    "serve": "shoal.serving.server",
+    "serve": "shoal.serving",
     "sweep": "shoal.sweeps.running",
     "Result": "shoal.runs.options",
     "UserError": "shoal.errors",

@@ -67,7 +67,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch rich",
     ),
     "playing": (
-        "acting config data envs errors experiment films loops nets options runs step tree",
+        "acting checkpoints config data envs errors experiment films loops nets options runs step tree",
         "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (
@@ -79,12 +79,16 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "acting config envs errors experiment flat learning loops nets optim options program replay runs runtime tree",
         "numpy torch",
     ),
+    "serving": (
+        "acting checkpoints config envs errors experiment gateway playing runs tree",
+        "numpy aiohttp",
+    ),
     "cli": (
-        "analysis arguments bench config diagnosis envs errors experiment options playing runs runtime sweeps",
+        "analysis arguments bench config diagnosis envs errors experiment options playing runs runtime serving sweeps",
         "rich",
     ),
     "__main__": ("cli", ""),
-    "__init__": ("diagnosis errors experiment playing runs runtime sweeps", ""),
+    "__init__": ("diagnosis errors experiment playing runs runtime serving sweeps", ""),
 }
 ONLY_IN = {"ray": "runtime/ray"}  # packages that one folder alone may import
 

@@ -156,6 +156,19 @@ class Peer:
     async def send(self, message: Message) -> None:
         await self.send_packed(pack(message, self.text_keys))
 
+    def send_now(self, message: Message) -> bool:
+        """Write a message without waiting; whether the next one may be written so too, or the client has to take what
+        it was sent first."""
+        sending = self._socket.send_bytes(pack(message, self.text_keys))
+        try:
+            sending.send(None)
+        except StopIteration:
+            return True
+        except (ConnectionError, RuntimeError):
+            raise Gone from None
+        sending.close()  # it is written, and waited for room
+        return False
+
     async def send_packed(self, data: bytes) -> None:
         """Waits while the client does not take what it was sent."""
         try:

@@ -272,6 +272,7 @@ def onnx_player(model: bytes, threads: int = 1) -> Player:
     """Of a model's bytes: a file could name others, which would be read with it."""
     import onnxruntime
 
+    onnxruntime.disable_telemetry_events()  # nothing is told to anybody
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4

@@ -134,15 +134,18 @@ class Batcher:
     def waiting(self) -> int:
         return len(self._pending)
 
-    def ask(self, ask: Ask) -> None:
-        """Answered through `ask.done`, on this loop. `Refused` where too many wait already."""
+    def ask(self, ask: Ask, *, alone: bool = False) -> None:
+        """Answered through `ask.done`, on this loop; `alone`: nobody else can ask, so that it may be answered before
+        this returns. `Refused` where too many wait already."""
         if len(self._pending) >= self._max_pending:
             raise Refused(
                 f"The server is busy: {len(self._pending):,} requests wait already; ask again later.", busy=True
             )
         ask.lane.used = ask.arrived
         self._pending.append(ask)
-        if not self._woken:
+        if alone and len(self._pending) == 1:
+            self._turn()
+        elif not self._woken:
             self.wake()
 
     def wake(self) -> None:

@@ -140,8 +140,12 @@ class InferenceRoutes:
             message["reward"] = arrays["reward"]
         if parameters.get("sequence_start") is True:
             message["reset"] = np.ones(rows, np.bool_)
-        service.ask(session, service.reader(rows), message, done)
         session.under_way += 1
+        try:
+            service.ask(session, service.reader(rows), message, done)
+        except BaseException:
+            session.under_way -= 1
+            raise
         answer = await future
         if isinstance(answer, NotAnswered):
             raise Refused("full" if answer.busy else "internal", str(answer))

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -263,23 +263,13 @@ class Serving:
             self._loop.close()
 
 
-def serve(
-    source: TrainedPolicy | str | os.PathLike[str],
-    *,
-    token: str | None = None,
-    tell: Callable[[str], None] = log.warning,
-    **options: Any,
-) -> Serving:
-    """Serve a policy, or that of a run's or an export's folder, from a thread of its own; `options` are those of
-    `shoal serve`, with `port=0`, any that is free, as the default. `token` is what clients must show.
-
-    Raises `UserError` for what cannot be loaded, or where it cannot listen.
-    """
-    unknown = options.keys() - ServeOptions.__dataclass_fields__.keys()
-    if unknown:
-        known = ", ".join(ServeOptions.__dataclass_fields__)
-        raise UserError(f"shoal.serve() has no option {sorted(unknown)[0]!r}: it has token, {known}.")
-    return Serving(PolicyServer(source, ServeOptions(**{"port": 0, **options}), token=token, tell=tell))
+def start(source: Any, given: Mapping[str, Any], *, token: str | None, tell: Callable[[str], None] | None) -> Serving:
+    """What `shoal.serve` does."""
+    known = ServeOptions.__dataclass_fields__
+    if unknown := sorted(given.keys() - known.keys()):
+        raise UserError(f"shoal.serve() has no option {unknown[0]!r}: it has token, {', '.join(known)}.")
+    options = ServeOptions(**{"port": 0, **given})
+    return Serving(PolicyServer(source, options, token=token, tell=tell or log.warning))
 
 
 def _load(source: Any, options: ServeOptions) -> tuple[Source | None, Loaded]:

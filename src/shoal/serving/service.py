@@ -13,7 +13,7 @@ from aiohttp import WSCloseCode
 
 from shoal import tree
 from shoal.gateway.messages import Refused, RowReader, error, truth, whole, write_spaces
-from shoal.gateway.server import Peer
+from shoal.gateway.server import Gone, Peer
 from shoal.gateway.wire import Message, WireError
 from shoal.playing.policy import TrainedPolicy
 from shoal.serving.batching import Answer, Ask, Batcher
@@ -113,7 +113,7 @@ class ServeService:
         if player is not None:
             begins = reader.truths(message, "reset")
             if self.policy.wants_reward:
-                if message.get("reward") is None and not (player.first | begins).all() and session.under_way == 0:
+                if message.get("reward") is None and not (player.first | begins).all():
                     raise Refused(
                         "message", "this policy looks at what its last action gave: send 'reward'", fatal=False
                     )
@@ -131,7 +131,9 @@ class ServeService:
         explore: bool = False,
     ) -> None:
         try:
-            self._batcher.ask(Ask(session.lane, rows, observation, done, begins, reward, explore))
+            self._batcher.ask(
+                Ask(session.lane, rows, observation, done, begins, reward, explore), alone=len(self._talks) == 1
+            )
         except NotAnswered as refused:
             raise Refused("full", str(refused), fatal=False) from None
 
@@ -184,7 +186,7 @@ class ServeService:
 
 
 class Talk:
-    """One websocket: requests are read by one task, answers are written by another."""
+    """One websocket. Answers are written as they come; where a client does not take them, a task of their own waits."""
 
     def __init__(self, service: ServeService, peer: Peer) -> None:
         self._service, self._peer = service, peer
@@ -193,6 +195,7 @@ class Talk:
         self._wake: asyncio.Future[None] | None = None  # of the writer
         self._room: asyncio.Future[None] | None = None  # for more requests
         self._under_way = 0
+        self._waits = False  # the client has not taken what it was sent
         self._ends = False
         self.task: asyncio.Task[Any] | None = None
 
@@ -239,7 +242,7 @@ class Talk:
         peer = self._peer
         take = self._act if peer.hello is not None else self._act_plainly
         while True:
-            if self._under_way >= UNDER_WAY:
+            if self._under_way + len(self._out) >= UNDER_WAY:
                 self._room = asyncio.get_running_loop().create_future()
                 await self._room
             message = await peer.receive()
@@ -282,10 +285,16 @@ class Talk:
                 service.metrics.requests["websocket", "failed"] += 1
                 session.answered(error("full" if answer.busy else "internal", str(answer), seq))
 
-        service.ask(session, service.reader(session.environments), message, done)
-        session.seq = seq
+        before, session.seq = session.seq, seq
         session.under_way += 1
         self._under_way += 1
+        try:
+            service.ask(session, service.reader(session.environments), message, done)
+        except BaseException:
+            session.seq = before
+            session.under_way -= 1
+            self._under_way -= 1
+            raise
 
     def _repeat(self, session: Session, seq: int) -> None:
         """A request that has come before, on a connection that was lost, is not acted on twice."""
@@ -316,16 +325,32 @@ class Talk:
                 service.metrics.requests["openpi", "failed"] += 1
                 self._deliver(Refused("full" if answer.busy else "internal", str(answer), fatal=False))
 
-        beside = {key: message[key] for key in ("reset", "reward") if key in message and service.is_free(key)}
-        service.ask(session, service.reader(rows), {"observation": observation, **beside}, done)
+        beside: Message = {key: message[key] for key in ("reset", "reward") if key in message and service.is_free(key)}
         self._under_way += 1
+        try:
+            service.ask(session, service.reader(rows), {"observation": observation, **beside}, done)
+        except BaseException:
+            self._under_way -= 1
+            raise
 
     # ---- writing
 
     def _deliver(self, message: Message | Refused) -> None:
         self._under_way -= 1
-        self._out.append(message)
-        self._wake_writer()
+        if self._out or self._waits or isinstance(message, Refused):
+            self._out.append(message)
+            self._wake_writer()
+        else:
+            try:
+                self._waits = not self._peer.send_now(message)
+            except Gone:
+                return  # who reads hears of it too
+            if self._ends:
+                self._wake_writer()
+        if not self._out:
+            self._make_room()
+
+    def _make_room(self) -> None:
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -347,6 +372,8 @@ class Talk:
                     await peer.refuse(message)
                 else:
                     await peer.send(message)
+            self._waits = False
+            self._make_room()
             if self._ends and self._under_way <= 0:
                 return
 

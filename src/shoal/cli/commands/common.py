@@ -39,6 +39,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
     ),
     "shoal record": ("shoal record runs/NAME --output film.gif --episodes 3",),
     "shoal export": ("shoal export runs/NAME --format onnx --output policy",),
+    "shoal serve": (
+        "shoal serve runs/NAME --port 8700",
+        "shoal serve runs/NAME:best --follow --workers 2",
+        "shoal serve policy/export-onnx --host 0.0.0.0 --token-file token --tls-certificate cert.pem --tls-key key.pem",
+    ),
     "shoal sweep": ("shoal sweep sweep.toml", "shoal sweep sweep.toml --parallel 4 --trials 20"),
     "shoal runs": ("shoal runs --sort return", "shoal runs --where state=crashed,env=CartPole-v1"),
     "shoal status": ("shoal status runs/NAME",),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.cli.commands.common import OK, Commands, fit, parse, warn
+from shoal.serving import need_gateway
 from shoal.serving.options import ServeOptions
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def run_serve(words: Sequence[str]) -> int:
         "SIGTERM and Ctrl-C answer what is under way and end it."
     )
     options, (source,) = parse(words, "shoal serve", description, ServeOptions, "RUN")
+    need_gateway()
     from shoal.serving.server import PolicyServer, run_until_told
 
     server = PolicyServer(source, options, tell=warn)
