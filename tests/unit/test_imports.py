@@ -80,7 +80,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch",
     ),
     "serving": (
-        "acting checkpoints config envs errors experiment gateway playing runs tree",
+        "acting checkpoints config errors experiment gateway playing runs tree",
         "numpy aiohttp",
     ),
     "cli": (

@@ -54,6 +54,7 @@ Use what was trained
   record RUN                 film it: mp4 or gif
   collect RUN --output DATA  play episodes and keep them as a dataset
   export RUN                 as a file that needs no Shoal: ONNX or torch
+  serve RUN                  answer programs that ask for actions, over a port
 
 Measure and prove
   bench throughput ALGORITHM steps per second of the same program

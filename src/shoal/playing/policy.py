@@ -129,11 +129,6 @@ class TrainedPolicy:
         self._lock = threading.Lock()
         self.reset()
 
-    @property
-    def exploring(self) -> Policy:
-        """With the exploration of the run's actors."""
-        return self._exploring
-
     def __repr__(self) -> str:
         kind = "recurrent policy" if self.recurrent else "policy"
         return f"<{self.algorithm} {kind} of {self.run}: {self.observation_space} → {self.action_space}>"
