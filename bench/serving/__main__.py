@@ -4,7 +4,8 @@
                             [--rounds 3] [--peer-python PYTHON] [--workers 0] [--json FILE]
 
 Every server has one core for all its processes (taskset), the clients have another. All are given the same
-observation; a client asks again when it is answered. Of the rounds the median is told. `--peer-python` is the
+observation; a client asks again when it is answered. Of the rounds the median is told. Ray is measured alone: its own
+processes keep a core busy also when nobody asks. `--peer-python` is the
 interpreter of an environment with what the peers need; without it, one is made below .bench.
 """
 
@@ -100,6 +101,26 @@ def request_of(peer: str, network: str, port: int) -> bytes:
     return websocket_request(pack({"observation": observation}))
 
 
+def measure_group(
+    peers: list[str],
+    network: str,
+    run: Path,
+    options: argparse.Namespace,
+    points: dict[tuple[str, str, int], list[Point]],
+) -> None:
+    """Servers that wait for requests beside one another, asked in turns."""
+    with contextlib.ExitStack() as servers:
+        ports = {peer: free_port() for peer in peers}
+        for peer, port in ports.items():
+            servers.enter_context(server(command_of(peer, network, port, run, options), port, SERVER_CORE))
+        for _ in range(options.rounds):
+            for clients in options.clients:
+                for peer, port in ports.items():
+                    request = request_of(peer, network, port)
+                    point = measure(port, clients, request, options.seconds, http=peer == "ray")
+                    points.setdefault((network, peer, clients), []).append(point)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", default=["shoal", "openpi", "ray"], choices=["shoal", "openpi", "ray"])
@@ -115,20 +136,14 @@ def main() -> None:
         options.peer_python = str(environment("serving"))
     os.sched_setaffinity(0, {CLIENT_CORE})
     points: dict[tuple[str, str, int], list[Point]] = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as open_servers:
+    with tempfile.TemporaryDirectory() as folder:
         for network in options.networks:
             run = make_run(Path(folder) / network, network)
-            ports = {}
-            for peer in options.peers:
-                port = ports[peer] = free_port()
-                open_servers.enter_context(server(command_of(peer, network, port, run, options), port, SERVER_CORE))
-            for _ in range(options.rounds):
-                for clients in options.clients:
-                    for peer in options.peers:  # in turns
-                        request = request_of(peer, network, ports[peer])
-                        point = measure(ports[peer], clients, request, options.seconds, http=peer == "ray")
-                        points.setdefault((network, peer, clients), []).append(point)
-            open_servers.close()
+            for group in [
+                [peer for peer in options.peers if peer != "ray"],
+                [peer for peer in options.peers if peer == "ray"],
+            ]:
+                measure_group(group, network, run, options, points)
     rows = [_median(network, peer, found) for (network, peer, _), found in points.items()]
     print(f"{'network':8} {'server':8} {'clients':>7} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'failed':>6}")
     shown = "{network:8} {server:8} {clients:7} {requests_per_second:11,.0f} {p50_ms:8.2f} {p99_ms:8.2f} {failed:6}"

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal.envs.describing import describe_here
-from shoal.runs import records, registry, trust
+from shoal.runs import records, registry
 from shoal.runs.directory import RunDirectory
 from shoal.runs.options import RunOptions
 
@@ -32,13 +32,14 @@ class Pixels(gymnasium.Env[Any, Any]):
 def make_run(path: Path, network: str) -> Path:
     """`mlp`: 2 × 64 for CartPole; `cnn`: the Nature CNN on four frames of 84 × 84."""
     page = registry.load("ppo")
-    chosen: dict[str, Any] = {"env": "CartPole-v1", "hidden": (64, 64)} if network == "mlp" else {"env": Pixels}
+    chosen: dict[str, Any] = (
+        {"env": "CartPole-v1", "hidden": (64, 64)} if network == "mlp" else {"env": Pixels, "hidden": (512,)}
+    )
     cfg = page.Config(**chosen)
     env = describe_here(cfg.env, None, "auto", None)
     made = RunDirectory.create(str(path), "ppo", "env", 0, print)
     record = records.record_of("ppo", cfg, env, RunOptions(seed=0))
     made.write_config(record)
-    trust.remember(record)
     policy = page.make_policy(cfg, env, 0)
     made.write_weights(policy.state_dict()["weights"])
     made.close()

@@ -115,7 +115,7 @@ export class Client {
         welcomed = true;
         this.session = message.session;
         this.spaces = message.spaces;
-        if (!message.resumed) {
+        if (!message.resumed && message.recurrent !== false) {  // what had an episode's memory has lost it
           this.#fail(new ShoalError("session", "the server has forgotten the session: its episode is over"));
           this.#seq = message.seq ?? 0;
         }
