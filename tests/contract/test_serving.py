@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -20,8 +21,10 @@ from saved_runs import saved_run
 from serving_clients import Client, http
 from shoal import UserError
 from shoal.checkpoints import Checkpoints
+from shoal.gateway.server import Limits
 from shoal.playing.exporting import export
 from shoal.runs import directory
+from shoal.serving import server
 from shoal.serving.server import Serving
 
 OBSERVATIONS = np.random.default_rng(0).normal(scale=3.0, size=(40, 4)).astype(np.float32)
@@ -332,6 +335,30 @@ def test_a_token_is_asked_for_and_needed_off_loopback(run: Path) -> None:
             assert client.act(OBSERVATIONS[0])["type"] == "action"
         with pytest.raises(websockets.exceptions.InvalidStatus):
             Client(serving.port, headers={"Authorization": "Bearer wrong-wrong-wrong"})
+
+
+def test_web_pages_of_other_hosts_need_a_token(run: Path, served: Serving) -> None:
+    with Client(served.port, headers={"Origin": "http://localhost:8000"}) as client:
+        assert client.act(OBSERVATIONS[0])["type"] == "action"
+    for origin in ("https://elsewhere.example", "null", "http://127.0.0.1.elsewhere.example"):
+        with pytest.raises(websockets.exceptions.InvalidStatus):
+            Client(served.port, headers={"Origin": origin})
+    token = "0123456789abcdef"
+    page = {"Origin": "https://elsewhere.example"}
+    with shoal.serve(run, token=token) as serving, Client(serving.port, headers=page, token=token) as client:
+        assert client.act(OBSERVATIONS[0])["type"] == "action"
+
+
+def test_a_client_may_be_silent_for_longer_than_a_stranger(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "Limits", functools.partial(Limits, handshake_seconds=0.3))
+    token = "0123456789abcdef"
+    with shoal.serve(run, token=token) as serving:
+        with Client(serving.port, hello=False, headers={"Authorization": f"Api-Key {token}"}) as client:
+            time.sleep(1.0)
+            client.send({"observation": OBSERVATIONS[0]})
+            assert "actions" in client.receive()
+        with Client(serving.port, hello=False) as stranger:
+            assert "within 0.3 s" in str(stranger.socket.recv(5))
 
 
 @pytest.mark.parametrize(

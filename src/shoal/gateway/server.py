@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
@@ -409,6 +410,9 @@ class Door:
         if shown and not allowed:
             self.counts["refused_token"] += 1
             return web.json_response({"error": "the token is not the server's"}, status=401)
+        if self.security.token is None and not _from_here(request.headers.get("Origin")):
+            self.counts["refused_origin"] += 1
+            return web.json_response({"error": "pages of other hosts need a token"}, status=403)
         socket = web.WebSocketResponse(
             compress=False,  # small messages cost more to compress than to send, and bombs are compressed
             max_msg_size=limits.message_bytes,
@@ -469,8 +473,8 @@ class Door:
             "token": not allowed,
         }
         await peer.send(greeting | (self.service.metadata() if allowed else {}))
-        async with asyncio.timeout(self.limits.handshake_seconds):
-            first = await peer.receive()
+        async with asyncio.timeout(None if allowed else self.limits.handshake_seconds):
+            first = await peer.receive()  # of one that may come in: openpi's asks when its robot is ready
         if first.get("type") == "hello":
             peer.hello = Hello.read(first)
             peer.text_keys = peer.hello.text_keys
@@ -539,6 +543,17 @@ class DoorThread:
 def _token(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() in ("bearer", "api-key") else ""
+
+
+def _from_here(origin: str | None) -> bool:
+    """Whether no web page asks, or one of this machine: any page that somebody looks at may open websockets here."""
+    if origin is None:
+        return True
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _allow(problem: web.HTTPException) -> dict[str, str]:

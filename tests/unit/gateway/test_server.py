@@ -245,7 +245,7 @@ UPGRADE = (
     ids=["silence", "half a header", "half a body", "no hello", "half a frame"],
 )
 def test_who_is_slow_is_shown_out(doors: Any, said: bytes) -> None:
-    door = doors(limits=Limits(handshake_seconds=0.3))
+    door = doors(limits=Limits(handshake_seconds=0.3, ping_seconds=0.3))  # who may come in has to answer pings
     with socket.create_connection(("127.0.0.1", door.port)) as raw:
         raw.sendall(said)
         assert ends_within(raw, 5.0)
