@@ -219,12 +219,5 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Actors fill a table, learners sample it and send back how surprising each sequence was."""
     pattern = sequence(cfg.length, period=cfg.period, burn_in=cfg.burn_in, end="shift")
     return experience_program(
-        cfg,
-        env,
-        settings,
-        learner=R2D2,
-        policy=make_policy,
-        pattern=pattern,
-        table="sequences",
-        period=cfg.period,
+        cfg, env, settings, learner=R2D2, policy=make_policy, pattern=pattern, table="sequences", period=cfg.period
     )

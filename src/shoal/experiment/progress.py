@@ -167,7 +167,7 @@ class Progress:
         lost, episodes, steps = (
             self.count(name) - int(earlier.get(name, 0)) for name in ("lost_environments", "episodes", "env_steps")
         )
-        few = lost < max(self.environments, HOPELESS * max(1, max_failures)) or lost < HOPELESS_SHARE * episodes
+        few = lost < max(2 * self.environments, HOPELESS * max(1, max_failures)) or lost < HOPELESS_SHARE * episodes
         if few or steps >= HOPELESS_STEPS * lost:
             return None
         return (

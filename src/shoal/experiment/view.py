@@ -373,7 +373,7 @@ def summary(result: Result) -> list[str]:
             f"that return is of the weights after {many(result.eval_version, 'update')}; those that were saved, after "
             f"{many(result.saved_version or 0, 'update')}, were not evaluated"
         )
-    seconds, updates = result.train_seconds, f"{result.learner_steps:,} updates"
+    seconds, updates = result.train_seconds, many(result.learner_steps, "update")
     pace = f"{result.env_steps:,} steps in {seconds:.1f} s ({result.env_steps_per_second:,.0f}/s), {updates}"
     if result.learner_steps and not result.env_steps:  # it learned from data
         pace = f"{updates} in {seconds:.1f} s ({result.learner_steps / max(seconds, 1e-3):,.0f}/s), no environment step"

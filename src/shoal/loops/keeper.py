@@ -1,4 +1,5 @@
-"""What is left with the weight service for a node's next life, and brought to it again when that is lost itself."""
+"""What is left with the weight service: a learner's weights, and snapshots for a node's next life, which are brought to it
+again when that is lost itself."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shoal.learning import Learning
+from shoal.nets.weights import export_weights
 from shoal.program import Future, NodeDied, current, futures
 from shoal.services.weights import SharedWeights, WeightStore
 from shoal.state import State
 from shoal.sync import monotonic
+from shoal.versions import make_version
 
 SNAPSHOT_EVERY = 2.0  # seconds, at the least, between two snapshots for the learner's next life
 SNAPSHOT_SHARE = 0.01  # of the learner's time that they may take
@@ -62,3 +66,18 @@ class Keeper:
     def _service(self) -> Any:
         """The futures of the service itself, where weights are shared in memory too."""
         return futures(self._weights.store if isinstance(self._weights, SharedWeights) else self._weights)
+
+
+class Publication:
+    """A learner's weights, published under its versions. Of several, which are equal, rank 0 publishes; all know the
+    version."""
+
+    def __init__(self, weights: WeightStore, learning: Learning) -> None:
+        self._weights, self._learning = weights, learning
+
+    def publish(self) -> None:
+        learning = self._learning
+        learning.published = make_version(learning.generation, learning.updates)
+        if learning.rank == 0:
+            with contextlib.suppress(NodeDied):  # the service is on its way back, and gets the next version
+                self._weights.publish(export_weights(learning.learner.network), learning.published)

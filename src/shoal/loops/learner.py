@@ -9,9 +9,8 @@ import torch
 
 from shoal.errors import Fault
 from shoal.learning import Learner, Learning, MakeSource, Taken
-from shoal.loops.keeper import Keeper
+from shoal.loops.keeper import Keeper, Publication
 from shoal.loops.loop import EXACT, Loop
-from shoal.loops.publication import Publication
 from shoal.loops.sources import PATIENCE
 from shoal.nets.targets import copy_to_targets
 from shoal.nets.transfer import freeze, transfer
