@@ -1,5 +1,4 @@
-"""What is left with the weight service: a learner's weights, and snapshots for a node's next life, which are brought to it
-again when that is lost itself."""
+"""What is left with the weight service: weights, and snapshots for a node's next life, brought again when that is lost."""
 
 from __future__ import annotations
 
