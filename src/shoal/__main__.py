@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
 
 def main() -> int:
@@ -15,7 +17,19 @@ def main() -> int:
     except KeyboardInterrupt:  # importing takes a moment
         print("interrupted", file=sys.stderr)
         return 130
-    return command()
+    return _leave(command())
+
+
+def _leave(code: int) -> int:
+    """The exit code; at once where a thread was given up, which the interpreter's own end would abort with."""
+    from shoal.types import GIVEN_UP
+
+    if any(thread.name == GIVEN_UP for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -39,4 +39,5 @@ class Role(StrEnum):
 
 
 NO_ENV = "none"  # named in the place of an environment where there are only data of one
+GIVEN_UP = "given up"  # the name of a thread that is in the midst of foreign code, and not waited for
 MAIN = "main"  # the policy of a program that has one: its nodes' names and numbers need not say so

@@ -20,7 +20,7 @@ from shoal.program import Future, Handle, Node, NodeDied, Program, futures, offe
 from shoal.runs.options import RunOptions
 from shoal.runtime import Run
 from shoal.services.metrics import LEARNER_STEPS, with_updates
-from shoal.types import MAIN, Role
+from shoal.types import GIVEN_UP, MAIN, Role
 from shoal.versions import NONE, number
 
 LOOKS = 60  # at nodes that have been asked, one per tick of the driver, before their answers are not waited for
@@ -230,8 +230,15 @@ class Checkpointer:
             self._writing.join(PATIENCE)
             if self._writing.is_alive():
                 self._note("writing the last checkpoint (Ctrl-C ends without it)")
-                self._writing.join()
+                self._wait_for(self._writing)
         self._tell_failure()
+
+    def _wait_for(self, writing: threading.Thread) -> None:
+        try:
+            writing.join()
+        except KeyboardInterrupt:
+            writing.name = GIVEN_UP
+            raise
 
     def _learners(self) -> list[Node]:
         """Of every policy the one that speaks for its learners."""

@@ -15,7 +15,7 @@ LATE = 1.5  # seconds after which a report is late: nodes make one every half se
 LOST = ("updates", "items", "rows", "episodes")  # kinds of what is counted as lost
 STARTING = "starting"  # not part of the work
 MANY_LOST, LOST_SHARE = 10, 0.2  # environments, and the part of the episodes that ended so, from which on it is told
-HOPELESS, HOPELESS_SHARE, HOPELESS_STEPS = 20, 0.9, 1000  # losses for each failure that a run may have, the part of
+HOPELESS, HOPELESS_SHARE, HOPELESS_STEPS = 20, 0.8, 1000  # losses for each failure that a run may have, the part of
 # the episodes that ended so, and the steps from one loss to the next below which a run ends by them
 MANY_RESTARTS = 5  # from which on the episodes that were lost with actors are taken for their environments' doing
 WAITS = 0.15  # a node that waits for less than this part of its time is not held up

@@ -1,4 +1,4 @@
-"""What is left with the weight service: weights, and snapshots for a node's next life, brought again when that is lost."""
+"""What the weight service keeps: weights, and snapshots for a node's next life, brought again when that is lost."""
 
 from __future__ import annotations
 

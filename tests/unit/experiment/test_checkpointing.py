@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shoal import envs
+from shoal.__main__ import _leave
 from shoal.algorithms import a3c
 from shoal.checkpoints import CheckpointFailed, Checkpoints
 from shoal.experiment import checkpointing
@@ -493,3 +494,28 @@ def test_a_last_checkpoint_that_takes_long_to_write_is_told_of(tmp_path: Path, m
     threading.Timer(0.05, written.set).start()
     saver.finish(answers, None, describe)
     assert (saver.saved, notes) == (1, ["writing the last checkpoint (Ctrl-C ends without it)"])
+
+
+def test_who_does_not_wait_for_a_large_last_checkpoint_leaves_without_the_interpreters_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, _, _ = make(tmp_path)
+    written, left = threading.Event(), []
+    monkeypatch.setattr(checkpointing, "PATIENCE", 0.01)
+    monkeypatch.setattr(Checkpoints, "save", lambda *given: written.wait(10.0))
+    monkeypatch.setattr("shoal.__main__.os._exit", left.append)
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if timeout is None:
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        saver.finish(answers, None, describe)
+    assert (_leave(130), left) == (130, [130])
+    written.set()
+    assert saver._writing is not None
+    join(saver._writing, 10.0)
+    assert (_leave(3), left) == (3, [130]), "nobody is left"
