@@ -101,8 +101,8 @@ class Learning:
 
     learners: Annotated[Count, Enough(1)] = 1
     """Each takes its share of a batch; gradients are summed over all of them."""
-    learner_threads: Annotated[Threads, Enough(1)] = 1
-    """Threads that each learner computes with on a CPU."""
+    learner_threads: Annotated[Threads, Enough(1)] | None = None
+    """Threads that each learner computes with on a CPU; None: one, and more while other cores are idle."""
     device: str = "cpu"
     """What learners compute on."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -76,8 +76,9 @@ ALLOWED: dict[str, tuple[str, str]] = {
     ),
     "sweeps": ("analysis arguments checkpoints config errors experiment runs", "numpy optuna matplotlib"),
     "bench": (
-        "acting config envs errors experiment flat learning loops nets optim options program replay runs runtime tree",
-        "numpy torch",
+        "acting config envs errors experiment flat functional learning loops nets optim options products program "
+        "replay runs runtime tree",
+        "numpy torch gymnasium",
     ),
     "serving": (
         "acting checkpoints config errors experiment gateway playing runs tree",

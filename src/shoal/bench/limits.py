@@ -74,7 +74,7 @@ def measure_limits(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = _gathered(algorithm, cfg, env, seed)
+        found = gathered(algorithm, cfg, env, seed)
         return Limits(
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             environment=_environment(cfg, env, seconds, seed),
@@ -162,7 +162,7 @@ def _acting_batch(cfg: Acting) -> int:
     return min(together, cfg.inference_batch) if cfg.inference_batch else together
 
 
-class _Capture:
+class Capture:
     """Stands in for a factory of learners: remembers the learner that it makes, and the newest batch that came."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -183,13 +183,13 @@ class _Capture:
         return Update({})
 
 
-def _gathered(algorithm: Algorithm, cfg: Acting, env: EnvSpec, seed: int) -> _Capture:
+def gathered(algorithm: Algorithm, cfg: Acting, env: EnvSpec, seed: int) -> Capture:
     """A learner, and a batch that the program has gathered for it inline."""
     program = algorithm.program(cfg, env, Settings(evaluate=False, max_updates=BATCHES))
-    captures: list[_Capture] = []
+    captures: list[Capture] = []
 
-    def capture(make: Callable[..., Any]) -> _Capture:
-        captures.append(_Capture(make))
+    def capture(make: Callable[..., Any]) -> Capture:
+        captures.append(Capture(make))
         return captures[-1]
 
     wrap_learners(program, capture)
@@ -202,7 +202,7 @@ def _gathered(algorithm: Algorithm, cfg: Acting, env: EnvSpec, seed: int) -> _Ca
     return next(capture for capture in captures if capture.batches >= BATCHES)
 
 
-def _update_of(found: _Capture) -> Callable[[], Any]:
+def _update_of(found: Capture) -> Callable[[], Any]:
     learner, batch = found.learner, found.batch
     del learner.update  # the class's own again
     remote = getattr(learner, "optimizer", None)

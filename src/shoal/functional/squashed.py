@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,27 @@ def squashed_gaussian(*, mean: Tensor, log_std: Tensor, noise: Tensor) -> Squash
     rounds to 1. `noise` is standard normal; the gradient flows through mean and deviation.
     """
     check_shapes(mean.shape, log_std=log_std, noise=noise)
-    u = mean + log_std.exp() * noise
-    gaussian = -0.5 * noise.square() - log_std - _HALF_LOG_TWO_PI
-    correction = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
-    return Squashed(torch.tanh(u), (gaussian - correction).sum(-1))
+    action, log_prob = _SquashedGaussian.apply(mean, log_std, noise)  # type: ignore[no-untyped-call]
+    return Squashed(action, log_prob)
+
+
+class _SquashedGaussian(torch.autograd.Function):
+    """Both as one operation: of numbers as few as these, autograd's steps through a dozen of them cost more than they
+    do. The density's slope by u is 2 tanh(u)."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        u = torch.addcmul(mean, log_std.exp(), noise)
+        gaussian = -0.5 * noise.square() - log_std - _HALF_LOG_TWO_PI
+        correction = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
+        action = torch.tanh(u)
+        ctx.save_for_backward(log_std, noise, action)
+        return action, (gaussian - correction).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, for_action: Tensor, for_log_prob: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Of operations that have derivatives themselves."""
+        log_std, noise, action = ctx.saved_tensors
+        for_log_prob = for_log_prob.unsqueeze(-1)
+        for_u = for_action * (1.0 - action.square()) + 2.0 * for_log_prob * action
+        return for_u, for_u * log_std.exp() * noise - for_log_prob, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from shoal.learning import Learner, Learning, MakeSource, Taken
 from shoal.loops.keeper import Keeper, Publication
 from shoal.loops.loop import EXACT, Loop
 from shoal.loops.sources import PATIENCE
+from shoal.loops.threads import IdleCores
 from shoal.nets.targets import copy_to_targets
 from shoal.nets.transfer import freeze, transfer
 from shoal.nets.weights import export_weights, import_weights
@@ -58,6 +60,7 @@ class LearnerLoop(Loop):
         publish_every: int = 1,
         max_updates: int | None = None,
         frozen: str | None = None,  # patterns of parameters that stay as they are
+        follow_cores: bool = False,  # compute with more threads while other cores are idle
     ) -> None:
         super().__init__()
         self._weights, self._publish_every, self._max_updates = weights, publish_every, max_updates
@@ -74,6 +77,9 @@ class LearnerLoop(Loop):
         self._begun = False
         self.progress = 0  # updates applied in this life; the supervisor asks for it
         self._refused = 0  # in a row
+        # where nothing has to be exact: sums are rounded otherwise by another number of threads
+        follow_cores = follow_cores and learning.device.type == "cpu" and current().runtime.own_processes
+        self._idle_cores = IdleCores() if follow_cores else None
         if self._leads and not has_state(learning.learner):
             self._reporter.note(
                 f"{type(learning.learner).__name__} has no state_dict and load_state_dict: checkpoints hold its "
@@ -124,7 +130,10 @@ class LearnerLoop(Loop):
 
     def _update(self, taken: Taken) -> None:
         report, learning = self._reporter, self._learning
+        begin = time.perf_counter()
         update = learning.learner.update(taken.batch)
+        if self._idle_cores is not None:
+            self._idle_cores.took(time.perf_counter() - begin - update.waited)
         learning.updates += 1
         report.count("trained_steps", taken.transitions)
         self._check_applied(update.applied)

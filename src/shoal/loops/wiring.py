@@ -409,8 +409,9 @@ class Wiring(Generic[C]):
                 publish_every=publish_every,
                 max_updates=self.settings.max_updates,
                 frozen=self.settings.frozen,
+                follow_cores=learning.learner_threads is None,
             )
-        self.place_learning(f"{name}*", learning.device, learning.learner_threads)
+        self.place_learning(f"{name}*", learning.device, learning.learner_threads or 1)
 
     # ---- acting and learning in one node, around a gradient service
 

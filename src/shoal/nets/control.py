@@ -29,6 +29,7 @@ from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import LOG_STD_RANGE, orthogonal
 from shoal.nets.images import compute_in, precision_of
+from shoal.nets.stacks import Stack
 from shoal.nets.user import zeros
 from shoal.options import ActorAndCritics
 
@@ -134,8 +135,11 @@ class TwinCritic(nn.Module):
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
         self.first, self.second = Critic(first), Critic(second)
+        self._together = _stack_of(first, second)
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
+        if self._together is not None:  # both see the same
+            return self._together(self.first.body.inputs(observation, action)).squeeze(-1)
         return torch.stack([self.first(observation, action), self.second(observation, action)])
 
     def expected_return(self, observation: Any, action: Tensor) -> Tensor:
@@ -206,10 +210,10 @@ class ActorBody(nn.Module):
         super().__init__()
         self.encoder = make_encoder(env.observation_space, encoder)
         self.layers = head_mlp(cast(int, self.encoder.size), hidden, activation, outputs, normalised)
+        self._stack = Stack(self.layers)
 
     def forward(self, observation: Any) -> Tensor:
-        outputs: Tensor = self.layers(self.encoder(observation))
-        return outputs
+        return self._stack(self.encoder(observation))
 
 
 class CriticBody(nn.Module):
@@ -222,10 +226,22 @@ class CriticBody(nn.Module):
         self.encoder = make_encoder(env.observation_space, encoder)
         inputs = cast(int, self.encoder.size) + ActionUnits(env.action_space).size
         self.layers = head_mlp(inputs, hidden, activation, outputs, normalised)
+        self._stack = Stack(self.layers)
+
+    def inputs(self, observation: Any, action: Tensor) -> Tensor:
+        """What the layers are given, [N, inputs]."""
+        return torch.cat([self.encoder(observation), action], dim=-1)
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
-        outputs: Tensor = self.layers(torch.cat([self.encoder(observation), action], dim=-1))
-        return outputs
+        return self._stack(self.inputs(observation, action))
+
+
+def _stack_of(first: nn.Module, second: nn.Module) -> Stack | None:
+    """Both critics as one stack: where their encoders learn nothing, so that both see the same."""
+    if not (isinstance(first, CriticBody) and isinstance(second, CriticBody)):
+        return None
+    learned = [*first.encoder.parameters(), *second.encoder.parameters()]
+    return None if learned else Stack(first.layers, second.layers)
 
 
 def head_mlp(inputs: int, hidden: tuple[int, ...], activation: str, outputs: int, normalised: bool) -> nn.Sequential:

@@ -40,7 +40,7 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
         y = torch.addmm(bias, x, weight.T)
-        y = y.relu_() if activation == "relu" else _tanh(y)
+        y = y.relu_() if activation == "relu" else sigmoid_tanh(y)
         ctx.save_for_backward(x, weight, y)
         ctx.activation = activation
         return y
@@ -76,7 +76,7 @@ class _NormalisedDense(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         sums = torch.addmm(bias, x, weight.T)
         normalised, mean, deviation = torch.native_layer_norm(sums, [len(scale)], scale, shift, EPSILON)
-        y = _tanh(normalised)
+        y = sigmoid_tanh(normalised)
         ctx.save_for_backward(x, weight, bias, scale, shift, sums, mean, deviation, y)
         return y
 
@@ -101,7 +101,7 @@ def _plain_gradients(ctx: Any, gradient: Tensor, *inputs: Tensor) -> tuple[Tenso
     return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
 
 
-def _tanh(x: Tensor) -> Tensor:
+def sigmoid_tanh(x: Tensor) -> Tensor:
     """In place."""
     return x.tanh_() if x.is_cuda else x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
 

@@ -50,6 +50,7 @@ SERVED = {
 WORKERS = {"worker/0": {"environment": 0.5, "learning": 0.5}, "learner": {"waiting for gradients": 1.0}}
 WAITING_WORKERS = {"worker/0": {"learning": 0.4, "waiting": 0.6}, "learner": {"waiting for gradients": 1.0}}
 SMALL, LARGE = impala.Config(envs_per_actor=16), impala.Config(envs_per_actor=256, hidden=(256, 256))
+ONE_THREAD = replace(LARGE, learner_threads=1)
 FEW = impala.Config(batch=2, queue=512)
 RATIO = apex_dqn.Config(samples_per_insert=4.0, envs_per_actor=64)
 CENTRAL = impala.Config(inference="central", actors=2, hidden=(256, 256))
@@ -69,7 +70,7 @@ CASES = {
     "a slow policy, many environments, idle cores": Case(SLOW_POLICY, "--actors", 8, LARGE),
     "a slow policy, all cores used": Case(SLOW_POLICY, "--hidden", "128 128", LARGE, cores=1),
     "a slow policy, and a GPU": Case(SLOW_POLICY, "--acting-device", "cuda", more=(("gpu", True),)),
-    "a slow learner, with idle cores": Case(SLOW_LEARNER, "--learner-threads", 4, LARGE, cores=4),
+    "a slow learner, with idle cores": Case(SLOW_LEARNER, "--learner-threads", 4, ONE_THREAD, cores=4),
     "a slow learner, and a GPU": Case(SLOW_LEARNER, "--device", "cuda", more=(("gpu", True),)),
     "a learner of quick updates": Case(SLOW_LEARNER, "--batch", 64, updates=1000.0),
     "a learner of few steps, on a machine with much to do": Case(SLOW_LEARNER, "--batch", 4, FEW),

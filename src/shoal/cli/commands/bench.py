@@ -24,6 +24,8 @@ usage: shoal bench BENCHMARK …
                              would run, and which share of the limits that is
   bench limits ALGORITHM     what this machine allows: environments, inference
                              and training alone, and the ceiling they imply
+  bench update ALGORITHM     where the time of an update goes, in the program,
+                             alone and in a bare loop of the same method
   bench replay               items per second of the replay service
   bench checkpoints          what checkpoints cost a learner, and how soon a
                              resumed run learns
@@ -88,13 +90,25 @@ class LimitsOptions:
     """The last line of stdout is one JSON object."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """The measurement; the algorithm runs with the config that `shoal train` would use, without the evaluator."""
+
+    seconds: Positive = 10.0
+    """Measured, of each: the program, the learner alone, the bare loop."""
+    seed: Seed = 0
+    """Of the run; every node derives its own."""
+    json: bool = False
+    """The last line of stdout is one JSON object."""
+
+
 def run(words: Sequence[str]) -> int:
     if not words or words[0] in HELP:
         print(HELP_TEXT)
         return OK if words else USAGE
     if f"bench {words[0]}" not in COMMANDS:
         raise UserError(
-            f"There is no benchmark {words[0]}: choose throughput, limits, replay or checkpoints."
+            f"There is no benchmark {words[0]}: choose throughput, limits, update, replay or checkpoints."
             f"{did_you_mean(words[0], [name.partition(' ')[2] for name in COMMANDS])}"
         )
     return COMMANDS[f"bench {words[0]}"][0](words[1:])
@@ -172,6 +186,26 @@ def _limits(words: Sequence[str]) -> int:
     return OK
 
 
+def _update(words: Sequence[str]) -> int:
+    name, words = take_algorithm("bench update", words)
+    warm(words)
+    page, env, config, typed = configure("bench update", name, words, UpdateOptions)
+    options: UpdateOptions = typed.make(UpdateOptions)
+    validate(options)
+    from shoal.bench.updates import lines, profiles, report
+    from shoal.runtime import RunFailed
+
+    try:
+        found = profiles(name, page, config, env, RunOptions(seed=options.seed), options.seconds)
+    except RunFailed as failure:
+        return _failed(failure)
+    if options.json:
+        print_json({"bench": "update", "algorithm": name, "env": env.name, **report(found)})
+    else:
+        print("\n".join(lines(found)))
+    return OK
+
+
 def _replay(words: Sequence[str]) -> int:
     description = "The replay service under three kinds of work, in process and from a process of its own."
     options, _ = parse(words, "shoal bench replay", description, ReplayBenchOptions)
@@ -203,6 +237,7 @@ COMMANDS: Commands = {
     "bench": (run, ()),
     "bench throughput": (_throughput, (BenchOptions,)),
     "bench limits": (_limits, (LimitsOptions,)),
+    "bench update": (_update, (UpdateOptions,)),
     "bench replay": (_replay, (ReplayBenchOptions,)),
     "bench checkpoints": (_checkpoints, (CheckpointBenchOptions,)),
 }

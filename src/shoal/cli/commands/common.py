@@ -54,6 +54,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
     "shoal verify": ("shoal verify apex_dqn --env CartPole-v1 --updates 20",),
     "shoal bench throughput": ("shoal bench throughput impala --env CartPole-v1 --repeat 5",),
     "shoal bench limits": ("shoal bench limits impala --env CartPole-v1",),
+    "shoal bench update": ("shoal bench update sac --env HalfCheetah-v5",),
     "shoal bench replay": ("shoal bench replay --quick",),
     "shoal bench checkpoints": ("shoal bench checkpoints --seconds 30",),
 }
