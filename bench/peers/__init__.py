@@ -11,14 +11,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch==2.13.0"  # the same for all; of others the package index has gigabytes for GPUs
+MUJOCO = ("mujoco==3.17.0", "imageio", "packaging")
 PACKAGES = {
     "reverb": ["dm-reverb[tensorflow]==0.14.0"],
     "cpprb": ["cpprb==11.0.0"],
-    "sb3": ["stable-baselines3==2.9.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
+    "sb3": ["stable-baselines3==2.9.0", TORCH, "ale-py==0.12.1", "opencv-python-headless", *MUJOCO],
     "rllib": ["ray[rllib]==2.60.0", TORCH, "ale-py==0.12.1", "opencv-python-headless"],
     "sample_factory": ["sample-factory==2.1.1", TORCH, "ale-py==0.12.1"],  # its own Atari extra brings no games
     "serving": ["ray[serve]==2.60.0", TORCH, "websockets==17.4", "msgpack==1.2.4"],
-    "cleanrl": [TORCH, "gymnasium==1.4.0", "ale-py==0.12.1", "opencv-python-headless"],
+    "cleanrl": [TORCH, "gymnasium==1.4.0", "ale-py==0.12.1", "opencv-python-headless", *MUJOCO],
+    "torchrl": ["torchrl==0.14.1", TORCH, "gymnasium==1.4.0", *MUJOCO],
 }
 
 

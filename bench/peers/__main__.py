@@ -1,6 +1,6 @@
-"""Shoal beside RLlib, Sample Factory, Stable-Baselines3 and PPO in one file, in turns on the same tasks.
+"""Shoal beside RLlib, Sample Factory, Stable-Baselines3, TorchRL and single files, in turns on the same tasks.
 
-    python -m bench.peers [--rounds 3] [--seconds 30] [--tasks pong cartpole] [--only shoal sb3 …] [--output FOLDER]
+    python -m bench.peers [--rounds 3] [--seconds 30] [--tasks pong cartpole …] [--only shoal sb3 …] [--output FOLDER]
 
 Every side has the same environments in the same number, the same network and as many passes over the data
 (bench/peers/tasks.py). Peers are installed from the package index into environments of their own below .bench. First
@@ -25,7 +25,7 @@ from typing import Any
 from bench.peers import ROOT, environment, report
 from bench.peers.running import Failed, adopting, run
 from bench.peers.sides import NAMES, Side, sides
-from bench.peers.tasks import TASKS
+from bench.peers.tasks import METHODS, TASKS
 
 START = 300.0  # seconds that a side may take to begin and to end
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--trial", type=float, default=8.0, help="seconds for each setting; 0: the first is taken")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), help="these sides")
-    parser.add_argument("--methods", nargs="+", choices=("ppo", "impala", "appo"), default=["ppo", "impala", "appo"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "curves", help="a folder")
     options = parser.parse_args()
     everybody = [

@@ -167,7 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    work = TASKS[options.task].synchronous
+    work = TASKS[options.task].work("ppo")
     envs = make_vector(options.task, work.environments, options.vector, options.threads)
     actions = int(envs.single_action_space.n)
     network = Nature(actions) if options.task == "pong" else Small(4, actions)

@@ -8,10 +8,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.peers.tasks import TASKS
+from bench.peers.tasks import CONTROL, TASKS
 
 MOST = 0.9  # of the steps: what is acted and what is trained on at the edges of a measurement is not the same
-TITLES = {"pong": "Pong, 84 × 84 × 4, Nature CNN", "cartpole": "CartPole-v1, 2 × 64 tanh"}
+TITLES = {
+    "pong": "Pong, 84 × 84 × 4, Nature CNN",
+    "cartpole": "CartPole-v1, 2 × 64 tanh",
+    "halfcheetah": "HalfCheetah-v5, 2 × 256 ReLU, an update of 256 rows a step",
+}
 
 
 def reading(task: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -26,6 +30,8 @@ def reading(task: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
     acted = float(found["env_steps_per_second"])
     if "trained_steps_per_second" in found:
         trained = float(found["trained_steps_per_second"])
+        if method in CONTROL:  # every row of every update
+            trained /= work.epochs
         return {"env_steps_per_second": trained, "acted_per_second": acted, "passes": float(work.epochs)}
     trained = float(found["trained_rows_per_second"]) / work.epochs
     share = trained / acted if acted else 0.0

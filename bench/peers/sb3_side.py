@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     task = TASKS[options.task]
-    work = task.synchronous
+    work = task.work("ppo")
     # Forked, its processes know the games that are registered here.
     vector: Any = {"dummy": DummyVecEnv, "subproc": partial(SubprocVecEnv, start_method="fork")}[options.vector]
     if options.task == "pong":

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import environment
-from bench.peers.tasks import TASKS, Work
+from bench.peers.tasks import CONTROL, METHODS, TASKS, Work
 
 HERE = Path(__file__).resolve().parent
-METHODS = {"ppo": "PPO", "impala": "IMPALA", "appo": "APPO"}
 NAMES = {
     "shoal": "Shoal",
     "sb3": "Stable-Baselines3",
     "rllib": "RLlib",
     "sample_factory": "Sample Factory",
     "cleanrl": "CleanRL-style",
+    "torchrl": "TorchRL",
     "cleanrl_native": "CleanRL-style",
 }
 
@@ -47,13 +47,17 @@ class Side:
             told = [sys.executable, "-m", "shoal", "bench", "throughput", self.method, "--json", "--no-limits"]
             return [str(word) for word in (*told, *shoal_words(task, self.method), *words)]
         name = self.peer.removesuffix("_native")
-        script = HERE / f"{name}_side.py"
+        script = HERE / f"{name}_{'control' if self.method in CONTROL else 'side'}.py"
         return [str(word) for word in (environment(name), script, task, "--method", self.method, *words)]
 
 
 def shoal_words(task: str, method: str) -> list[Any]:
     """The task's sizes as options of Shoal, but for who acts."""
     work: Work = TASKS[task].work(method)
+    if method in CONTROL:
+        layers = ["--actor-hidden", 256, 256, "--critic-hidden", 256, 256]
+        replay = ["--batch", work.rows, "--samples-per-insert", work.epochs, "--learning-starts", 1_000, "--rows", 1]
+        return ["--env", TASKS[task].env, "--preset", "none", *layers, *replay]
     words: list[Any] = ["--env", TASKS[task].env, "--unroll", work.unroll]
     words += ["--preset", "atari"] if task == "pong" else ["--hidden", 64, 64, "--no-shared-torso"]
     if method != "impala":
@@ -73,10 +77,23 @@ def threads(count: int, *more: Any) -> list[Any]:
     return ["--threads", count, *more]
 
 
+def control_sides(method: str) -> list[Side]:
+    """One environment, an update of every side for each of its steps."""
+    single = {"torch with 2 threads": threads(2), "torch with 1 thread": threads(1)}
+    ours = {
+        "learner that follows idle cores": ["--actors", 1, "--envs-per-actor", 1],
+        "learner with 2 threads": actors(1, 1, 2),
+        "learner with 1 thread": actors(1, 1, 1),
+    }
+    return [Side("shoal", method, ours), *(Side(peer, method, single) for peer in ("sb3", "cleanrl", "torchrl"))]
+
+
 def sides(task: str) -> list[Side]:
     """In the order of the table."""
+    if task == "halfcheetah":
+        return [side for method in CONTROL for side in control_sides(method)]
     atari = task == "pong"
-    some = {method: TASKS[task].work(method).environments for method in METHODS}
+    some = {method: TASKS[task].work(method).environments for method in TASKS[task].works}
     stepping = ["--env-option", "num_threads=2"] if atari else []
     single = {"torch with 2 threads": threads(2), "torch with 1 thread": threads(1)}
     if not atari:  # whose networks are too small for two, but let them try

@@ -15,6 +15,8 @@ from typing import Any
 WARM_UP = 2.0  # seconds from the first update, as with `shoal bench throughput`
 LEARNING_RATE = 2.5e-4
 CLIP = 0.1
+METHODS = {"ppo": "PPO", "impala": "IMPALA", "appo": "APPO", "sac": "SAC", "td3": "TD3"}
+CONTROL = ("sac", "td3")  # those that sample a replay
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,15 @@ class Work:
 @dataclass(frozen=True)
 class Task:
     env: str
-    synchronous: Work  # PPO
-    asynchronous: Work  # IMPALA and APPO
+    works: dict[str, Work]  # by method
 
     def work(self, method: str) -> Work:
-        return self.synchronous if method == "ppo" else self.asynchronous
+        return self.works[method]
+
+
+def queued(work: Work) -> dict[str, Work]:
+    """Of the methods whose actors do not wait for their learner."""
+    return {"impala": work, "appo": work}
 
 
 TASKS = {
@@ -47,14 +53,20 @@ TASKS = {
     # rewards clipped; the convolutions of Mnih 2015, one layer of 512 units and ReLU for both policy and value
     "pong": Task(
         "PongNoFrameskip-v4",
-        synchronous=Work(environments=8, unroll=128, rows=8 * 128, epochs=4, minibatches=4),
-        asynchronous=Work(environments=16, unroll=20, rows=32 * 20, epochs=1, minibatches=1),
+        {"ppo": Work(environments=8, unroll=128, rows=8 * 128, epochs=4, minibatches=4)}
+        | queued(Work(environments=16, unroll=20, rows=32 * 20, epochs=1, minibatches=1)),
     ),
     # two layers of 64 units and tanh for the policy, and two for the value
     "cartpole": Task(
         "CartPole-v1",
-        synchronous=Work(environments=64, unroll=32, rows=64 * 32, epochs=4, minibatches=4),
-        asynchronous=Work(environments=64, unroll=32, rows=64 * 32, epochs=1, minibatches=1),
+        {"ppo": Work(environments=64, unroll=32, rows=64 * 32, epochs=4, minibatches=4)}
+        | queued(Work(environments=64, unroll=32, rows=64 * 32, epochs=1, minibatches=1)),
+    ),
+    # two layers of 256 units and ReLU for the actor and for each of two critics; an update of 256 rows for each step,
+    # so that a step is trained on 256 times
+    "halfcheetah": Task(
+        "HalfCheetah-v5",
+        dict.fromkeys(("sac", "td3"), Work(environments=1, unroll=1, rows=256, epochs=256, minibatches=1)),
     ),
 }
 
@@ -97,7 +109,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     """What every side is asked: TASK [--method ppo] [--seconds 30] [--threads 2]."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--method", choices=("ppo", "impala", "appo"), default="ppo")
+    parser.add_argument("--method", choices=METHODS, default="ppo")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--threads", type=int, default=2, help="of torch, where networks are trained")
     return parser

@@ -41,7 +41,7 @@ def bare(name: str, cfg: Any, env: EnvSpec, parts: Parts) -> Step | None:
     if isinstance(cfg, PolicyAndValue) and cfg.lstm:
         return None
     actions = acted.shape[0] if isinstance(acted, spaces.Box) and acted.shape else 0
-    return METHODS[name](cfg, env, seen.shape[0], actions, parts)  # type: ignore[no-any-return]
+    return METHODS[name](cfg, env, seen.shape[0], actions, parts)
 
 
 def _network(inputs: int, hidden: Iterable[int], outputs: int, activation: str, normalised: bool = False) -> nn.Module:

@@ -139,7 +139,7 @@ class TwinCritic(nn.Module):
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
         if self._together is not None:  # both see the same
-            return self._together(self.first.body.inputs(observation, action)).squeeze(-1)
+            return self._together(cast(CriticBody, self.first.body).inputs(observation, action)).squeeze(-1)
         return torch.stack([self.first(observation, action), self.second(observation, action)])
 
     def expected_return(self, observation: Any, action: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ units; that one product then takes 0.95 of the time of two, with two threads 0.8
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ class Stack:
             return self._networks[0](x)  # type: ignore[no-any-return]
         return torch.stack([network(x) for network in self._networks])
 
-    def layers(self, parameters: Sequence[Tensor]) -> list[_Layer]:
+    def layers(self, parameters: tuple[Tensor, ...]) -> list[_Layer]:
         """The parameters, network by network and layer by layer, as they are computed with."""
         count = len(self._networks)
         each = len(parameters) // count
@@ -119,6 +119,7 @@ class _Stack(torch.autograd.Function):
                     gradient = _into(torch.ops.aten.tanh_backward, gradient, rest[0], own=own)
                 case "normalised":
                     y, sums, normalised, mean, deviation = rest
+                    assert layer.scale is not None
                     gradient = _into(torch.ops.aten.tanh_backward, gradient, y, own=own)
                     if trained:
                         more = [(gradient * normalised).sum(-2), gradient.sum(-2)]

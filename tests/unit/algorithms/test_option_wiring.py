@@ -110,6 +110,7 @@ def check_learners(page: Any, cfg: Any, table: str, batch: int, **expected: Any)
             join = kwargs.pop("join")
             assert (join and made_of(join)) == ((Member, (Handle("group"), rank, count), {}) if count > 1 else None)
             own = {"device": "cpu", "max_updates": 77, "publish_every": publish_every, "frozen": "torso.*"}
+            own["follow_cores"] = cfg.learner_threads is None
             assert kwargs == own
             assert node.resources.threads == cfg.learner_threads
 

@@ -172,7 +172,7 @@ def test_smoothed_actions_stay_within_their_bounds() -> None:
     learner, _, batch = moved(td3, target_noise=1e6, target_noise_clip=1e6)
     seen: list[Tensor] = []
     critic = learner.target.network.critic
-    critic.first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1]))
+    critic.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1]))
     learner.critic_loss(batch)
     assert (seen[0].abs() == 1.0).all()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from bench.peers import report, running
 from bench.peers import tasks as counting
-from bench.peers.sides import METHODS, Side, sides
-from bench.peers.tasks import TASKS, Clock
+from bench.peers.sides import Side, sides
+from bench.peers.tasks import CONTROL, METHODS, TASKS, Clock
 
 from shoal.arguments.words import read
 from shoal.cli import commands
@@ -86,13 +86,15 @@ def test_bars_stand_by_method_the_fastest_first(results: dict[str, Any]) -> None
         ("ppo", {"env_steps_per_second": 100, "trained_rows_per_second": 400}, 100, 4.0),
         ("ppo", {"env_steps_per_second": 100, "trained_steps_per_second": 96}, 96, 4.0),  # Shoal: once per step
         ("impala", {"env_steps_per_second": 100, "trained_rows_per_second": 60}, 60, 0.6),  # the rest was dropped
+        ("sac", {"env_steps_per_second": 80, "trained_rows_per_second": 80 * 256}, 80, 256.0),
+        ("sac", {"env_steps_per_second": 80, "trained_steps_per_second": 80 * 256}, 80, 256.0),
         ("impala", {"env_steps_per_second": 0, "trained_rows_per_second": 0}, 0, 0.0),
     ],
 )
 def test_steps_that_are_not_trained_on_do_not_count(
     method: str, found: dict[str, Any], rate: float, passes: float
 ) -> None:
-    told = report.reading("pong", method, found)
+    told = report.reading("halfcheetah" if method in CONTROL else "pong", method, found)
     assert (told["env_steps_per_second"], told["passes"]) == (rate, passes)
 
 
@@ -106,10 +108,10 @@ def test_the_clock_leaves_the_first_update_and_the_warm_up_out(monkeypatch: pyte
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_size_is_shared_by_whole_numbers(task: str) -> None:
-    for method in METHODS:
-        work = TASKS[task].work(method)
+    for method, work in TASKS[task].works.items():
+        assert method in METHODS
         assert work.rows % (work.unroll * work.minibatches) == 0
-        assert work.environments % 2 == 0
+        assert work.environments % 2 == 0 or method in CONTROL
         if method == "ppo":
             assert work.rows == work.environments * work.unroll
 
@@ -125,7 +127,11 @@ def test_shoal_understands_what_it_is_asked_and_has_the_sizes_of_the_task(task: 
             assert words[:6] == [sys.executable, "-m", "shoal", "bench", "throughput", side.method]
             config = registry.load(side.method).Config
             given = read(words[6:], [*commands.options()["bench throughput"], config], "shoal").values[config]
-            assert (given["unroll"], given["actors"] * given["envs_per_actor"]) == (work.unroll, work.environments)
+            assert given["actors"] * given["envs_per_actor"] == work.environments
+            if side.method in CONTROL:
+                assert (given["batch"], given["samples_per_insert"]) == (work.rows, work.epochs)
+                continue
+            assert given["unroll"] == work.unroll
             if side.method != "impala":
                 assert (given["epochs"], given["minibatches"]) == (work.epochs, work.minibatches)
             if side.method != "ppo":

@@ -21,15 +21,17 @@ from shoal.runs import registry
 
 
 def test_a_second_is_counted_for_the_innermost_part_alone() -> None:
+    begin = time.perf_counter()
     parts = Parts()
     with parts.part("optimizer"):
         with parts.part("backward"):
             time.sleep(0.02)
         time.sleep(0.01)
     found = parts.read()
-    assert found["backward"] == pytest.approx(0.02, abs=0.01)
-    assert found["optimizer"] == pytest.approx(0.01, abs=0.009)
+    assert found["backward"] >= 0.02
+    assert found["optimizer"] >= 0.01
     assert found["forward"] == 0.0
+    assert sum(found.values()) <= time.perf_counter() - begin
 
 
 def test_another_thread_adds_nothing() -> None:
