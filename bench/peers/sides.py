@@ -56,7 +56,7 @@ def shoal_words(task: str, method: str) -> list[Any]:
     work: Work = TASKS[task].work(method)
     if method in CONTROL:
         layers = ["--actor-hidden", 256, 256, "--critic-hidden", 256, 256]
-        replay = ["--batch", work.rows, "--samples-per-insert", work.epochs, "--learning-starts", 1_000, "--rows", 1]
+        replay = ["--batch", work.rows, "--samples-per-insert", work.epochs, "--learning-starts", 1_000]
         return ["--env", TASKS[task].env, "--preset", "none", *layers, *replay]
     words: list[Any] = ["--env", TASKS[task].env, "--unroll", work.unroll]
     words += ["--preset", "atari"] if task == "pong" else ["--hidden", 64, 64, "--no-shared-torso"]

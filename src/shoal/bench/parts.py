@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shoal import optim
-from shoal.loops import prefetch, publication, sources
+from shoal.loops import keeper, prefetch, sources
 from shoal.nets.targets import Target
 from shoal.replay import Sample
 
@@ -37,7 +37,7 @@ SEAMS: tuple[tuple[Any, str, str], ...] = (
     (sources.TableSource, "learned", "importance"),
     (prefetch, "to_batch", "copies"),
     (sources.TableSource, "take", "copies"),
-    (publication.Publication, "publish", "publication"),
+    (keeper.Publication, "publish", "publication"),
     (sources.TableSource, "wait", "waiting"),
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.learning import Learning
-from shoal.nets.weights import export_weights
+from shoal.nets.weights import lent_weights
 from shoal.program import Future, NodeDied, current, futures
 from shoal.services.weights import SharedWeights, WeightStore
 from shoal.state import State
@@ -79,4 +79,5 @@ class Publication:
         learning.published = make_version(learning.generation, learning.updates)
         if learning.rank == 0:
             with contextlib.suppress(NodeDied):  # the service is on its way back, and gets the next version
-                self._weights.publish(export_weights(learning.learner.network), learning.published)
+                # the service copies them before it returns, and nobody learns meanwhile
+                self._weights.publish(lent_weights(learning.learner.network), learning.published)

@@ -68,6 +68,11 @@ def export_weights(network: nn.Module) -> Columns:
     return {name: np.array(tensor.cpu().numpy(), order="C") for name, tensor in named_tensors(network).items()}
 
 
+def lent_weights(network: nn.Module) -> Columns:
+    """The same without copies where the network is on the CPU: for who copies them before they change."""
+    return {name: tensor.cpu().numpy() for name, tensor in named_tensors(network).items()}
+
+
 def export_buffers(network: nn.Module) -> Columns:
     """Copies of the persistent buffers, which nobody's gradient changes."""
     learned = dict(network.named_parameters())
