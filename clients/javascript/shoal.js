@@ -108,7 +108,8 @@ export class Client {
         this.metadata = message;
         const { token, environments, spaces, name } = this.#options;
         const role = this.#options.role ?? (message.server === "train" ? "environment" : "player");
-        const hello = { type: "hello", protocol: PROTOCOL, role, text_keys: true, token, environments, spaces, name };
+        const hello = { type: "hello", protocol: PROTOCOL, role, text_keys: true, token, environments, name };
+        if (message.server === "train") hello.spaces = spaces;  // who serves a finished policy says what it takes
         if (this.session) Object.assign(hello, { session: this.session, seq: this.#answered() });
         socket.send(pack(hello));
       } else if (message.type === "welcome") {

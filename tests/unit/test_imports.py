@@ -82,7 +82,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     ),
     "serving": (
         "acting checkpoints config errors experiment gateway playing runs tree",
-        "numpy aiohttp",
+        "numpy torch aiohttp",
     ),
     "cli": (
         "analysis arguments bench config diagnosis envs errors experiment options playing runs runtime serving sweeps",

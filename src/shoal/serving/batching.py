@@ -18,6 +18,8 @@ from shoal import tree
 from shoal.acting import Player
 from shoal.types import Array, Columns
 
+GATHER = 0.25  # of a batch's time that is waited for those who were just answered, to ask again
+WORTH = 0.001  # seconds that a batch takes before that is worth anything
 TRIES = 3  # computers that may die over one batch before its requests are refused
 
 
@@ -122,6 +124,7 @@ class Batcher:
         self._pending: collections.deque[Ask] = collections.deque()
         self._flights: set[Work] = set()
         self._woken = False
+        self._last = (0, 0.0, 0.0)  # of the last batch: requests, the seconds it took, when it was answered
         self._timer: asyncio.TimerHandle | None = None
         self._idle: list[asyncio.Future[None]] = []
 
@@ -173,6 +176,12 @@ class Batcher:
         if self._max_wait > 0 and len(self._pending) < self._max_batch:
             due = self._pending[0].arrived + self._max_wait
             if monotonic() < due and sum(ask.rows for ask in self._pending) < self._max_batch:
+                self._look_again(due)
+                return
+        count, seconds, answered = self._last
+        if seconds >= WORTH and len(self._pending) < min(count, self._max_batch):
+            due = answered + GATHER * seconds  # or a few would be computed now, and the others wait for that
+            if monotonic() < due:
                 self._look_again(due)
                 return
         asks = self._take()
@@ -270,6 +279,7 @@ class Batcher:
 
     def _answer(self, work: Work, result: Computed | Exception) -> None:
         now = monotonic()
+        self._last = len(work.asks), now - work.started, now
         if self._watch is not None:
             self._watch(len(work.first), now - work.started)
         end = 0

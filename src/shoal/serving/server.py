@@ -19,7 +19,7 @@ from shoal.experiment.checks import check_device
 from shoal.gateway.server import Door, Limits, Listen, Security
 from shoal.playing.policy import TrainedPolicy
 from shoal.serving.batching import Batcher
-from shoal.serving.computing import Here
+from shoal.serving.computing import Acts, Here
 from shoal.serving.following import Follower
 from shoal.serving.http import InferenceRoutes
 from shoal.serving.metrics import ServingMetrics
@@ -145,7 +145,7 @@ class PolicyServer:
                 raise UserError("follow=True needs a run's folder to look into: give that, and not a policy.")
             self._follower = Follower(self._source, self.loaded, self._take, self._tell, options.follow_every)
         if not options.workers:
-            return Here(self.loaded.policy, version=self._version)
+            return Here(self.loaded.acts, version=self._version)
         if self._source is None or self.loaded.files is None:
             raise UserError("workers need a run's folder to load the policy from: give that, and not a policy.")
         workers = Workers(
@@ -168,7 +168,7 @@ class PolicyServer:
             assert loaded.files is not None
             self._computes.take(loaded.files, self._version)
         else:
-            self._computes.take(loaded.policy, self._version)
+            self._computes.take(loaded.acts, self._version)
         updates = f" of {loaded.updates:,} updates" if loaded.updates is not None else ""
         self._tell(f"version {self._version} is served from here on: {loaded.place}{updates}")
 
@@ -276,7 +276,7 @@ def _load(source: Any, options: ServeOptions) -> tuple[Source | None, Loaded]:
     if isinstance(source, TrainedPolicy):
         if options.explore and source.exploring is source.greedy:
             raise UserError("explore=True is not for an export, which holds the greedy policy alone.")
-        return None, Loaded(source, None, str(source.run))
+        return None, Loaded(Acts(source, options.explore), None, str(source.run))
     making = Making(device=options.device, seed=options.seed, trust=options.trust, explore=options.explore)
     found = Source(source, making)
     if options.follow:

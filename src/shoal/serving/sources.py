@@ -18,16 +18,21 @@ from shoal.playing.exporting import FORMATS
 from shoal.playing.policy import TrainedPolicy, rebuilt
 from shoal.runs import directory
 from shoal.runs.saved_weights import BEST, Found, find_weights
+from shoal.serving.computing import Acts
 
 
 class Loaded(NamedTuple):
     """A policy that can be served."""
 
-    policy: TrainedPolicy
+    acts: Acts
     files: Found | ExportFiles | None  # of which the same can be made elsewhere
     place: str  # where it was found, for people
     order: tuple[float, ...] = ()  # larger for what is newer
     updates: int | None = None
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        return self.acts.policy
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ class Source:
 
     def _loaded(self, files: Found | ExportFiles) -> Loaded:
         updates = files.updates if isinstance(files, Found) else None
-        return Loaded(self.making.make(files), files, str(files.place), _order(files), updates)
+        acts = Acts(self.making.make(files), self.making.explore)
+        return Loaded(acts, files, str(files.place), _order(files), updates)
 
 
 def _order(files: Found | ExportFiles) -> tuple[float, ...]:

@@ -18,9 +18,8 @@ from shoal import tree
 from shoal.errors import UserError
 from shoal.gateway.wire import Message
 from shoal.playing.exported import ExportFiles
-from shoal.playing.policy import TrainedPolicy
 from shoal.runs.saved_weights import Found
-from shoal.serving.computing import act
+from shoal.serving.computing import Acts
 from shoal.serving.pipes import framed, receive
 from shoal.serving.sources import Making
 
@@ -45,7 +44,7 @@ def _files(message: Message) -> Found | ExportFiles:
 class Worker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._policy: TrainedPolicy | None = None
+        self._acts: Acts | None = None
         self._version = 0
 
     def run(self) -> None:
@@ -58,7 +57,8 @@ class Worker:
                 return {"is": "pong"}
             case "policy":
                 try:
-                    self._policy = Making(**message["how"]).make(_files(message))
+                    making = Making(**message["how"])
+                    self._acts = Acts(making.make(_files(message)), making.explore)
                 except UserError as error:
                     return {"is": "refused", "sentence": str(error)}
                 self._version = message["version"]
@@ -68,15 +68,15 @@ class Worker:
         raise ValueError(message["do"])
 
     def _act(self, message: Message) -> Message:
-        policy = self._policy
-        assert policy is not None
+        acts = self._acts
+        assert acts is not None
         begun = perf_counter()
         flat = {name: np.array(value) for name, value in message["observation"].items()}
         state: dict[str, Any] = {name: np.array(value) for name, value in message["state"].items()}
-        observation = tree.nest(policy.seen_space, flat, "observation")
+        observation = tree.nest(acts.policy.seen_space, flat, "observation")
         first, environments = (np.array(message[name]) for name in ("first", "environments"))
         try:
-            action, after = act(policy, message["explore"], observation, state, first, environments)
+            action, after = acts(message["explore"], observation, state, first, environments)
         except Exception as error:  # a network's own: the batch is told, and the worker goes on
             return {"is": "failed", "id": message["id"], "kind": type(error).__name__}
         return {
