@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),
-    "envs": ("errors pixels step tree", "numpy torch gymnasium dm_env ale_py envpool cloudpickle"),
+    "envs": ("errors pixels step tree", "numpy torch gymnasium dm_env ale_py envpool cloudpickle jax gymnax brax"),
     "data": ("envs errors replay tree", "numpy gymnasium"),
     "nets": ("errors factories functional options pixels tree", "torch numpy gymnasium"),
     "acting": ("batches functional nets program replay retry step tree versions", "torch numpy"),

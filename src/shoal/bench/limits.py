@@ -23,7 +23,7 @@ import torch
 from shoal import optim, tree
 from shoal.acting import Stacker
 from shoal.config import replace
-from shoal.envs import EnvSpec
+from shoal.envs import EnvSpec, make_tensors
 from shoal.errors import UserError
 from shoal.flat import flat_gradient
 from shoal.learning import Update
@@ -69,6 +69,9 @@ def measure_limits(
     if (why := limitless(cfg)) is not None:
         raise UserError(why)
     acting = _acting_batch(cfg)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if env.on_device:  # each learner acts and learns on one
+        cores = min(cores, cfg.learners if isinstance(cfg, Learning) else 1)
     if isinstance(cfg, Learning):
         cfg = replace(cfg, learners=1)
     before = torch.get_num_threads()
@@ -76,7 +79,7 @@ def measure_limits(
     try:
         found = gathered(algorithm, cfg, env, seed)
         return Limits(
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=cores,
             environment=_environment(cfg, env, seconds, seed),
             inference=_inference(algorithm, cfg, env, export_weights(found.learner.network), acting, seconds),
             training=1.0 / _seconds_each(_update_of(found), seconds),
@@ -101,7 +104,7 @@ def updates_per_step(cfg: Acting, rows: int) -> float | None:
     if not isinstance(cfg, Experience):
         return 1.0 / rows
     period = cfg.period if isinstance(cfg, Sequences) else 1
-    return cfg.samples_per_insert / (cfg.batch * period) or None
+    return cfg.samples_per_insert / (cfg.batch * period) or None  # on a device, too: what 0 means there is a choice
 
 
 def gradients_per_update(cfg: Acting) -> int:
@@ -123,6 +126,8 @@ def _seconds_each(call: Callable[[], Any], seconds: float) -> float:
 
 def _environment(cfg: Acting, env: EnvSpec, seconds: float, seed: int) -> float:
     """With actions drawn beforehand: drawing them is not the environment's work."""
+    if env.on_device:
+        return _environment_on_device(cfg, env, seconds, seed)
     envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, seed)
     try:
         envs.reset()
@@ -137,9 +142,29 @@ def _environment(cfg: Acting, env: EnvSpec, seconds: float, seed: int) -> float:
         envs.close()
 
 
+def _environment_on_device(cfg: Acting, env: EnvSpec, seconds: float, seed: int) -> float:
+    """The vector itself: what `TensorEnvs` adds is the system's."""
+    vector = make_tensors(env, cfg.envs_per_actor, seed=seed, device="cpu").vector
+    vector.reset()
+    space = vector.single_action_space
+    space.seed(seed)
+    rows = [np.stack([np.asarray(space.sample()) for _ in range(vector.num_envs)]) for _ in range(16)]
+    actions = [torch.from_numpy(row) for row in rows]
+    index = iter(range(1 << 62))
+    with torch.no_grad():
+        return vector.num_envs / _seconds_each(lambda: vector.step(actions[next(index) % len(actions)]), seconds)
+
+
 def _inference(algorithm: Algorithm, cfg: Acting, env: EnvSpec, weights: Arrays, batch: int, seconds: float) -> float:
     policy = algorithm.make_policy(cfg, env, 0)
     policy.load(weights)
+    if env.on_device:
+        seen = make_tensors(env, cfg.envs_per_actor, seed=0, device="cpu").reset()
+        begins = torch.zeros(cfg.envs_per_actor, dtype=torch.bool)
+        before = {name: torch.as_tensor(part) for name, part in policy.initial_state(cfg.envs_per_actor).items()}
+        if hasattr(policy, "set_environments"):
+            policy.set_environments(np.arange(batch), batch)
+        return batch / _seconds_each(lambda: policy.act(seen, before, begins), seconds)
     envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, 0)
     try:
         few = Stacker(envs.stacks).push(envs.reset(), np.ones(envs.count, np.bool_))
@@ -213,7 +238,7 @@ def _update_of(found: Capture) -> Callable[[], Any]:
 
 def _rows(batch: Any) -> int:
     """Of an update: those of slices but the last, which only bootstraps, or one per item."""
-    time_and_items: tuple[int, ...] = tuple(batch["version"].shape)
+    time_and_items: tuple[int, ...] = tuple(batch["reward"].shape)
     return (time_and_items[0] - 1) * time_and_items[1] if len(time_and_items) > 1 else time_and_items[0]
 
 

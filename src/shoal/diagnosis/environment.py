@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from shoal import envs, tree
@@ -25,9 +26,12 @@ from shoal.types import Array
 STEPS, SECONDS = 3_000, 3.0  # of random actions that are looked at, at most
 SAME_STEPS, SAME_SECONDS = 200, 1.0  # that are repeated to see whether they come out the same
 BEFORE, AFTER = 7, 20  # steps before a state is taken, and after it was taken back
+MANY = 1_024  # of those that live on a device, whose speed is measured together
 MEASURED = 1.0  # seconds in which speed is measured
 LARGE = 50.0  # observations beyond this are far from what networks are made for
 IMAGE = 16  # rows and columns from which on two axes look like an image
+
+FEW, DEVICE_STEPS = 16, 600  # environments of tensors that are looked at, and their steps
 
 Doing = Callable[[str], None]  # what the user's code is asked for next
 
@@ -75,6 +79,7 @@ class Environment:
         """Whether it can be trained on: False after a fault."""
         try:
             self.spaces()
+            self.device()
             self.play()
             self.rewards()
             self.time_limit()
@@ -109,6 +114,31 @@ class Environment:
                 "if it is an image, give its space dtype=np.uint8, from 0 to 255",
             )
 
+    # ---- where it lives
+
+    def device(self) -> None:
+        """Of a vector of tensors: where they are, when it resets, what it does with final observations."""
+        if not self.spec.on_device:
+            return
+        self.doing("step a vector of tensors")
+        made = envs.make_tensors(self.spec, FEW, seed=1, device=self.spec.device)
+        try:
+            made.reset()
+            spread = torch.tensor(np.stack([np.asarray(self.spec.action_space.sample()) for _ in range(FEW)]))
+            for _ in range(DEVICE_STEPS):
+                made.step(spread.to(made.device))
+            made.take_returns()
+            lost = made.take_notes()
+        finally:
+            made.close()
+        mode = "in a step of its own (NEXT_STEP)" if made.autoreset == "next_step" else "within a step (SAME_STEP)"
+        self.measured |= {"device": str(made.device), "autoreset": made.autoreset, "loses_finals": bool(lost)}
+        told = f"a vector of tensors on {made.device}, which resets {mode}; no copy to the host in a step"
+        self.tell("ok", "device", f"{told}; the learner acts itself, with no actors")
+        for note in lost:
+            said, _, remedy = note.rpartition("; ")
+            self.tell("warning", "device", said, remedy)
+
     # ---- what it gives
 
     def play(self) -> None:
@@ -131,6 +161,9 @@ class Environment:
                 seen.lengths.append(int(length[index]))
                 seen.terminations += bool(row.terminated[index])
                 seen.truncations += bool(row.truncated[index] and not row.terminated[index])
+            if raw.same_step:
+                goes_on = ~(row.terminated | row.truncated)
+                total, length = total * goes_on, length * goes_on
         self._tell_dtypes(expected)
         for sentence in outside.values():
             self.tell("warning", "bounds", sentence, "declare the bounds that it has, or clip what it returns")
@@ -144,7 +177,7 @@ class Environment:
                 "look whether step() returns an array that it has forgotten to fill",
             )
         ends = f"{seen.terminations} by the environment, {seen.truncations} by a time limit"
-        kind = "a vector with NEXT_STEP autoreset" if not raw.single else "reset after each"
+        kind = f"a vector with {raw.autoreset} autoreset" if not raw.single else "reset after each"
         if seen.returns:
             self.tell("ok", "episodes", f"{len(seen.returns)} ended, {ends}; {kind}")
 
@@ -300,7 +333,7 @@ class Environment:
     def speed(self) -> None:
         self.doing("measure how long its steps take")
         spec = in_this_process(self.spec)
-        count = 1 if spec.vectorizer == "sync" else 16
+        count = 1 if spec.vectorizer == "sync" else MANY if spec.on_device else 16
         made = envs.make(spec, count, seed=5)
         try:
             made.reset()

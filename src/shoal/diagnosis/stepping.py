@@ -14,6 +14,7 @@ from shoal import tree
 from shoal.envs import EnvFault, EnvSpec, check, names
 from shoal.envs.faults import told_as_a_fault
 from shoal.envs.making import vectorize
+from shoal.envs.vector import resets_within_a_step
 from shoal.envs.vectorizers import InProcess, VectorEnvLike
 from shoal.errors import UserError
 from shoal.types import Array, Arrays
@@ -38,10 +39,15 @@ class Raw:
         self.name, self._seed = spec.name, seed
         self._vector = raw_vector(spec, seed)
         self.single = isinstance(self._vector, InProcess)
+        self.same_step = resets_within_a_step(self._vector)
         self.count = self._vector.num_envs
         self.space = self._vector.single_observation_space
         self._actions = self._vector.single_action_space
         self._actions.seed(seed)
+
+    @property
+    def autoreset(self) -> str:
+        return "SAME_STEP" if self.same_step else "NEXT_STEP"
 
     def rows(self, steps: int, seconds: float) -> Iterator[Row]:
         """The first observation, and what steps gave; what the environment gets wrong is an `EnvFault`."""
@@ -96,6 +102,11 @@ class Raw:
             check.check_observation(observation, self.space, self.name, count)
             check.check_rows(self.name, count, reward=reward, terminated=terminated, truncated=truncated)
             ended = np.asarray(terminated) | np.asarray(truncated)
+            if self.same_step:
+                yield Row(
+                    self._leaves(observation), np.asarray(reward), np.array(terminated), np.array(truncated), none
+                )
+                continue
             self._check_autoreset(done, np.asarray(reward), ended)
             reward = np.where(done, 0.0, reward)
             yield Row(self._leaves(observation), reward, np.array(terminated), np.array(truncated), done)

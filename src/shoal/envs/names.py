@@ -48,6 +48,10 @@ def resolve(env: Environment) -> registration.EnvSpec | Callable[..., Any]:
         return _registered(env, env)
     if not name or not all(part.isidentifier() for part in module_name.split(".")):
         raise UserError(f"'{env}' is no module:factory; write for example my_folder.my_module:make_env.")
+    if module_name in ("gymnax", "brax"):  # which import JAX: not here, where a process may be forked
+        from shoal.envs import jax_vectors
+
+        return getattr(jax_vectors, f"{module_name}_factory")(name)  # type: ignore[no-any-return]
     module = _import(module_name, env)
     if module_name == "envpool":
         from shoal.envs import pool  # which needs this module
