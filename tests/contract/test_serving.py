@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import websockets.exceptions
+from gymnasium import spaces
 
 import shoal
 from saved_runs import saved_run
@@ -379,3 +381,71 @@ def test_a_loaded_policy_is_served_by_this_process(run: Path) -> None:
     policy = shoal.load(run)
     with shoal.serve(policy) as serving, Client(serving.port) as client:
         assert client.act(OBSERVATIONS[0])["action"] == policy.act(OBSERVATIONS[0])
+
+
+def test_who_asks_more_often_than_allowed_waits_or_is_told(run: Path) -> None:
+    with shoal.serve(run, max_rate=20.0) as serving:
+        tensor = {"name": "observation", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}
+        found = [http(serving.port, "/v2/models/cartpole/infer", {"inputs": [tensor]}) for _ in range(40)]
+        assert {status for status, _ in found} == {200, 429}
+        assert "20 requests a second" in next(answer["error"] for status, answer in found if status == 429)
+        with Client(serving.port) as client:
+            begun = time.monotonic()
+            for _ in range(30):
+                assert client.act(OBSERVATIONS[0])["type"] == "action"
+            assert time.monotonic() - begun > 0.3
+
+
+def test_frames_are_stacked_by_the_server(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "pixels", "ppo", seed=1, env=Frames, frame_stack=3)
+    frames = np.random.default_rng(0).integers(0, 255, (8, 36, 36), np.uint8)
+    policy = shoal.load(run)
+    wanted = [int(policy.act(frame)) for frame in frames]
+    with shoal.serve(run) as serving, Client(serving.port) as client:
+        assert client.welcome["spaces"]["observation"]["shape"] == [36, 36]
+        assert [client.act(frame)["action"] for frame in frames] == wanted
+        assert client.act(frames[0], reset=True)["action"] == wanted[0]
+
+
+class Frames(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((36, 36), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros((36, 36), np.uint8), 0.0, True, False, {}
+
+
+def test_a_nested_observation_by_every_way(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "nested", "ppo", seed=2, env=Nested)
+    seen = {"goal": np.asarray(2), "speed": np.asarray([0.5, -0.5], np.float32)}
+    wanted = shoal.load(run).act(seen)
+    with shoal.serve(run) as serving:
+        with Client(serving.port) as client:
+            assert np.array_equal(client.act(seen)["action"], wanted)
+            assert "map of goal, speed" in client.act({"goal": 1})["message"]
+        with Client(serving.port, hello=False) as client:
+            for said in (seen, {f"observation/{name}": value for name, value in seen.items()}, {"observation": seen}):
+                client.send(said)
+                assert np.array_equal(client.receive()["actions"], wanted)
+        inputs = [
+            {"name": "observation/goal", "datatype": "INT64", "shape": [1], "data": [2]},
+            {"name": "observation/speed", "datatype": "FP32", "shape": [1, 2], "data": [[0.5, -0.5]]},
+        ]
+        status, answer = http(serving.port, "/v2/models/nested/infer", {"inputs": inputs})
+        assert status == 200
+        assert answer["outputs"][0]["data"] == np.ravel(wanted).tolist()
+
+
+class Nested(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Dict({"goal": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return {"goal": 1, "speed": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return {"goal": 1, "speed": np.zeros(2, np.float32)}, 0.0, True, False, {}
