@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -18,6 +19,7 @@ from shoal import tree
 from shoal.acting import Player
 from shoal.types import Array, Columns
 
+log = logging.getLogger("shoal.serving")
 GATHER = 0.25  # of a batch's time that is waited for those who were just answered, to ask again
 WORTH = 0.001  # seconds that a batch takes before that is worth anything
 TRIES = 3  # computers that may die over one batch before its requests are refused
@@ -286,16 +288,16 @@ class Batcher:
         for ask in work.asks:
             begin, end = end, end + ask.rows
             if isinstance(result, Exception):
-                ask.done(_refusal(result))
+                _tell(ask, _refusal(result))
                 continue
             action = result.action[begin:end]
             if action.dtype.kind == "f" and not np.isfinite(action).all():
-                ask.done(Refused("The policy's action is not finite: nothing is done with it."))
+                _tell(ask, Refused("The policy's action is not finite: nothing is done with it."))
                 continue
             if ask.lane.player is not None:
                 ask.lane.player.acted({name: value[begin:end] for name, value in result.state.items()}, {})
                 ask.lane.player.first = np.zeros(ask.rows, np.bool_)
-            ask.done(Answer(action, result.version, work.started - ask.arrived, now - work.started))
+            _tell(ask, Answer(action, result.version, work.started - ask.arrived, now - work.started))
 
     # ---- time
 
@@ -307,7 +309,7 @@ class Batcher:
     def _refuse_the_late(self) -> None:
         now = monotonic()
         while self._pending and now - self._pending[0].arrived > self._patience:
-            self._pending.popleft().done(self._late())
+            _tell(self._pending.popleft(), self._late())
 
     def _late(self) -> Refused:
         return Refused(f"Nothing has computed the action within {self._patience:g} s: ask again later.", busy=True)
@@ -330,6 +332,14 @@ def _look(ask: Ask) -> None:
 
 def _environments(asks: Sequence[Ask]) -> Array:
     return np.concatenate([np.arange(ask.lane.place, ask.lane.place + ask.rows) for ask in asks])
+
+
+def _tell(ask: Ask, answer: Answer | Refused) -> None:
+    """Who cannot be told keeps nobody else from being told."""
+    try:
+        ask.done(answer)
+    except Exception:
+        log.exception("an answer could not be told")
 
 
 def _refusal(error: Exception) -> Refused:

@@ -101,6 +101,8 @@ class InferenceRoutes:
     async def _infer(self, request: web.Request) -> web.Response:
         arrived = monotonic()
         self._check_model(request)
+        if self._service.ending:
+            raise Refused("full", "the server stops: come back later")
         self._pace(request.remote or "?")
         service = self._service
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
 import re
@@ -104,6 +105,8 @@ class PolicyServer:
         for task in self._tasks:
             task.cancel()
         await self.service.drain(self.options.grace)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._batcher.idle(), self.options.grace)  # what HTTP asks for
         await self._door.stop(min(2.0, self.options.grace))
         await self._computes.close()
 
