@@ -97,6 +97,6 @@ def test_what_needs_an_environment_is_refused(
 
 
 def test_data_that_are_not_there_are_told_in_a_sentence(tmp_path: Path) -> None:
-    for given, sentence in ((None, "--data is missing"), ("nowhere", "--data nowhere is no dataset")):
+    for given, sentence in ((None, "--data is missing"), ("nowhere", "There is no dataset nowhere")):
         with pytest.raises(UserError, match=sentence):
             shoal.train(logged_sac.Config(data=given, **SMALL), run_dir=str(tmp_path / "run"), **QUIET)

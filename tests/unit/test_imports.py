@@ -38,7 +38,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),
     "envs": ("errors pixels step tree", "numpy torch gymnasium dm_env ale_py envpool cloudpickle jax gymnax brax"),
-    "data": ("envs errors replay tree", "numpy gymnasium"),
+    "data": ("envs errors factories replay tree", "numpy gymnasium minari pyarrow"),
     "nets": ("errors factories functional options pixels tree", "torch numpy gymnasium"),
     "acting": ("batches functional nets program replay retry step tree versions", "torch numpy"),
     "services": ("acting buffers errors flat program replay retry state step sync tree versions", "torch numpy"),
@@ -85,7 +85,8 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch aiohttp",
     ),
     "cli": (
-        "analysis arguments bench config diagnosis envs errors experiment options playing runs runtime serving sweeps",
+        "analysis arguments bench config data diagnosis envs errors experiment options playing runs runtime serving "
+        "sweeps",
         "rich",
     ),
     "__main__": ("cli", ""),

@@ -49,6 +49,11 @@ Look at runs (RUN is a folder that a training has printed, such as runs/NAME)
   compare RUN...             returns over seeds, with intervals
   diff RUN RUN               in what two of them differ
 
+Data to learn from (DATASET is a folder)
+  data import SOURCE         Minari, Parquet, .npz or a function of yours, once
+  data show DATASET          what is in it
+  data check DATASET         whether it is what it says
+
 Use what was trained
   eval RUN                   play fresh episodes
   record RUN                 film it: mp4 or gif

@@ -144,6 +144,18 @@ class DatasetWriter:
             raise _cannot(self.path, error) from None
         self._pending, self._committed = 0, time.monotonic()
 
+    def taken(self, count: int) -> None:
+        """So many episodes of what is imported were looked at; lasts with the next commit."""
+        self.manifest = replace(self.manifest, origin=replace(self.manifest.origin, taken=count))
+
+    def keep(self) -> None:
+        """Let go of the folder with all that was appended, or, where that cannot be, with what was committed."""
+        try:
+            self.commit()
+        except BadData:
+            pass  # a full disk: what was committed before stays
+        self.release()
+
     def close(self, **origin: Any) -> None:
         """Commit and let go of the folder."""
         try:

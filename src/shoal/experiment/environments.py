@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from shoal.config import given, validate_fields
 from shoal.data import open_dataset, prepare
 from shoal.data.fitting import check_fits
+from shoal.data.foreign import SpacePair
 from shoal.envs import EnvSpec, describe, describe_data
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
@@ -18,11 +20,18 @@ C = TypeVar("C", bound=Acting)
 LEAST = 8  # rollouts of a batch, below which it is not made smaller
 
 
-def with_dataset(cfg: C) -> C:
-    """The config in which --data, if it has that and it is given, names a folder: what is none was converted."""
+def with_dataset(cfg: C, tell: Callable[[str], None] = lambda _: None) -> C:
+    """The config in which --data, if it has that and it is given, names a folder: what is none was converted, with the
+    spaces of the environment where that is given."""
     if not isinstance(cfg, Data) or (cfg.data is None and cfg.env != NO_ENV):
         return cfg
-    changed: C = replace(cfg, _given=given(cfg), data=str(prepare(cfg.data)))  # type: ignore[call-arg]
+
+    def spaces() -> SpacePair:
+        found = describe(cfg.env, cfg.env_options, cfg.vectorizer)
+        return SpacePair(found.observation_space, found.native_action_space or found.action_space)
+
+    given_by = None if cfg.env == NO_ENV else spaces
+    changed: C = replace(cfg, _given=given(cfg), data=str(prepare(cfg.data, given_by, tell)))  # type: ignore[call-arg]
     return changed
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MODULES = {
     "bench": ("bench",),
+    "data": ("data",),
     "doctor": ("doctor",),
     "looking": ("compare", "config", "diff", "plot", "runs", "status"),
     "policies": ("collect", "eval", "export", "record"),
