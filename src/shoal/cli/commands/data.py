@@ -23,7 +23,12 @@ usage: shoal data COMMAND …
 
 SOURCE is a Minari id or folder, a folder of Parquet files, an .npz file of
 D4RL's layout, or module:function of yours that yields episodes. DATASET is a
-folder. Every command has --help."""
+folder. Every command has --help.
+
+For example:
+  shoal data import logs.npz --output logs --env Hopper-v5
+  shoal data check logs --env Hopper-v5
+  shoal data show logs"""
 
 
 @dataclass(frozen=True, kw_only=True)
