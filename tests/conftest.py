@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import logged_data
 from leftovers import left_behind, shared_segments
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
@@ -37,6 +38,12 @@ def nothing_left_behind() -> Iterator[None]:
     remains = left_behind(segments)
     shutil.rmtree(directory, ignore_errors=True)
     assert not remains, f"the test session left behind: {remains}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def place_of_datasets(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where datasets lie that several tests read."""
+    logged_data.PLACE[:] = [tmp_path_factory.mktemp("logged")]
 
 
 @pytest.fixture(scope="session")

@@ -112,6 +112,16 @@ def minibatches(batch: Mapping[str, Any], count: int, order: torch.Generator) ->
         yield rows
 
 
+def one_row(batch: Mapping[str, Any]) -> Batch:
+    """What was seen and done in transitions [B, ...], as valid rows of time slices [1, B, ...]: for networks that take
+    these."""
+    rows = tree.map(lambda x: x.unsqueeze(0), {name: batch[name] for name in ("observation", "action")})
+    count = len(batch["action"])
+    device = batch["action"].device
+    valid = torch.ones(1, count, dtype=torch.bool, device=device)
+    return {**rows, "valid": valid, "first": torch.zeros_like(valid)}
+
+
 def training_rows(batch: Batch, **learned: Tensor) -> Batch:
     """What a policy gradient goes over several times: the transitions of rollouts [T+1, B, ...] with what is to be
     learned of them, [T, B]; where no state runs through them the valid ones alone, [1, n, ...]."""

@@ -213,20 +213,18 @@ class Data(Acting):
     data: str | None = None
     """A dataset: a folder that `shoal data import` or `shoal collect` made, a Minari id or folder, a folder of Parquet
     files, an .npz file, or module:function of yours that yields episodes."""
-    draws: Literal["uniform", "prioritized"] = "uniform"
-    """How items are drawn."""
-    priority_exponent: Amount = 0.6
-    """Items are drawn with probabilities that go as their priority to this power; 0: uniformly."""
-    importance_exponent: Amount = 0.4
-    """How far the bias of drawing by priority is taken back; 1: wholly."""
-    n: Annotated[Count, Enough(2)] = 1
-    """Steps of a return."""
     batch: Annotated[Count, Enough(8)] = 256
     """Items per update."""
     publish_every: Annotated[Count, Enough(1)] = 1
     """Updates between versions of the weights."""
-    target_every: Count = 1
-    """Updates after which the target network follows."""
+
+
+@config()
+class DataShare(Data):
+    """Logged data beside what actors do."""
+
+    data_share: Annotated[float, Between(0, 0.99)] = 0.5
+    """Of each batch that is the data's, where there are data and actors."""
 
 
 @config()
@@ -384,11 +382,17 @@ class Proximal:
 
 
 @config()
-class Normalization:
-    """Statistics that are gathered while learning; what is stored stays raw."""
+class NormalizedObservations:
+    """Observations of one size, whatever their units; what is stored stays raw."""
 
     normalize_observations: bool = False
-    """By running mean and deviation, which are saved with the weights."""
+    """By mean and deviation (running ones; of logged data the data's), which are saved with the weights."""
+
+
+@config()
+class Normalization(NormalizedObservations):
+    """Statistics that are gathered while learning."""
+
     normalize_rewards: bool = False
     """By the spread of discounted returns."""
 
@@ -486,8 +490,16 @@ class OffPolicy(Learning, Experience, CentralInference):
 
 
 @config()
-class Offline(Learning, Data):
-    """What learners of logged data share."""
+class Online(OffPolicy, DataShare):
+    """What learners share that read logged data, and can go on with actors."""
+
+    online: bool = False
+    """Actors go on in --env: begin with --restore RUN."""
+
+    @Constraint
+    def _actors_have_an_environment(self) -> None:
+        if self.online and self.env == NO_ENV:
+            raise UserError("--online needs --env: name the environment in which actors go on.")
 
 
 @config()

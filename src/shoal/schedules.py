@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,11 @@ Schedule = Callable[[int], float]  # updates done → learning rate
 def annealed(rate: float, over: int = 0) -> Schedule:
     """From `rate` down to 0 over so many updates; 0: constant."""
     return lambda updates: rate * max(0.0, 1.0 - updates / over) if over else rate
+
+
+def cosine(rate: float, over: int = 0) -> Schedule:
+    """From `rate` down to 0 along half a cosine over so many updates (Loshchilov 2017); 0: constant."""
+    return lambda updates: 0.5 * rate * (1.0 + math.cos(math.pi * min(1.0, updates / over))) if over else rate
 
 
 class AnnealedBySteps:

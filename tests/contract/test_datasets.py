@@ -53,9 +53,9 @@ def test_no_environment_is_needed(data: str, tmp_path: Path, capsys: pytest.Capt
     assert main(["eval", str(run), "--episodes", "1", "--env", "Pendulum-v1"]) == 0
 
 
-@pytest.mark.parametrize("draws", ["uniform", "prioritized"])
-def test_a_resumed_run_draws_what_would_have_been_drawn(data: str, tmp_path: Path, draws: str) -> None:
-    cfg, options = logged_sac.Config(data=data, draws=draws, **SMALL), {**QUIET, "checkpoint_updates": 20}
+@pytest.mark.parametrize("replay", ["uniform", "prioritized"])
+def test_a_resumed_run_draws_what_would_have_been_drawn(data: str, tmp_path: Path, replay: str) -> None:
+    cfg, options = logged_sac.Config(data=data, replay=replay, **SMALL), {**QUIET, "checkpoint_updates": 20}
     shoal.train(cfg, run_dir=str(tmp_path / "whole"), stop_updates=60, **options)
     shoal.train(cfg, run_dir=str(tmp_path / "parts"), stop_updates=40, **options)
     shoal.resume(tmp_path / "parts", quiet=True, stop_updates=60)
@@ -69,9 +69,9 @@ def test_processes_learn_the_same_as_one_thread(data: str, tmp_path: Path) -> No
     assert same(read_weights(tmp_path / "inline"), read_weights(tmp_path / "local"))
 
 
-@pytest.mark.parametrize("draws", ["uniform", "prioritized"])
-def test_two_learners_share_batches(data: str, tmp_path: Path, draws: str) -> None:
-    cfg = logged_sac.Config(data=data, draws=draws, learners=2, **{**SMALL, "batch": 33})
+@pytest.mark.parametrize("replay", ["uniform", "prioritized"])
+def test_two_learners_share_batches(data: str, tmp_path: Path, replay: str) -> None:
+    cfg = logged_sac.Config(data=data, replay=replay, learners=2, **{**SMALL, "batch": 33})
     result = shoal.train(cfg, run_dir=str(tmp_path / "run"), stop_updates=20, **QUIET)
     assert (result.learner_steps, result.trained_steps) == (20, 20 * 33)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_programs import TINY
 
+from logged_data import page_options
 from shoal.checkpoints import Checkpoints
 from shoal.errors import UserError
 from shoal.experiment import bitwise as comparing
@@ -28,6 +29,8 @@ UPDATES = 5
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in registry.names()),
     *((name, {"lstm": 8}) for name in ("impala", "appo", "ppo", "a3c")),
+    ("bc", {"lstm": 8}),
+    ("iql", {"online": True, "replay": "prioritized"}),
     ("a3c", {"synchronous": True}),
     ("apex_dqn", {"quantiles": 5}),
     ("d4pg", {"critic": "quantile"}),
@@ -43,7 +46,8 @@ class Killed(BaseException):
 def tiny(algorithm: str, **chosen: Any) -> Any:
     module = registry.load(algorithm)
     options = {field.name for field in dataclasses.fields(module.Config)}
-    return module.Config(**{name: value for name, value in TINY.items() if name in options}, **chosen)
+    small = {name: value for name, value in TINY.items() if name in options}
+    return module.Config(**small, **page_options(algorithm), **chosen)
 
 
 def killed(cfg: Any, path: Path, patch: pytest.MonkeyPatch, **options: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from starting import Start, start_on
 
+from logged_data import OFFLINE, page_options
 from shoal import envs
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
@@ -44,7 +45,8 @@ ALGORITHMS = registry.names()
 def tiny_program(algorithm: str, evaluate: bool = False, updates: int = UPDATES, **chosen: Any) -> Program:
     module = registry.load(algorithm)
     options = {field.name for field in dataclasses.fields(module.Config)}
-    cfg = module.Config(**{name: value for name, value in TINY.items() if name in options}, **chosen)
+    small = {name: value for name, value in TINY.items() if name in options}
+    cfg = module.Config(**small, **page_options(algorithm), **chosen)
     settings = Settings(max_updates=updates, evaluate=evaluate, eval_episodes=2, eval_every=0.1)
     program: Program = module.program(cfg, envs.describe(cfg.env), settings)
     return program
@@ -67,12 +69,17 @@ def run_tiny(start: Start, algorithm: str, **chosen: Any) -> None:
     assert all(np.isfinite(value).all() for value in weights.values())
     assert run.supervisor.restarts.total() == 0
     counts = run.client(Handle("metrics")).snapshot()["counts"]
-    assert counts["env_steps"] > 0
+    assert (counts.get("env_steps", 0) > 0) == (algorithm not in OFFLINE or "online" in chosen)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_program_runs_inline_and_on_local_processes(two_runtimes: Start, algorithm: str) -> None:
     run_tiny(two_runtimes, algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["td3_bc", "iql", "cql", "discrete_cql"])
+def test_who_learns_from_data_goes_on_with_actors(two_runtimes: Start, algorithm: str) -> None:
+    run_tiny(two_runtimes, algorithm, online=True, replay="prioritized")
 
 
 def test_impala_runs_on_every_runtime(start: Start) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from logged_data import page_options
 from shoal.cli.main import main
 from shoal.runs import registry
 
@@ -105,4 +106,5 @@ def test_a_generator_that_a_state_leaves_out_shows_in_the_environment(capfd: pyt
 @pytest.mark.parametrize("algorithm", registry.names())
 def test_every_algorithm_survives_sigkill_to_the_last_bit(algorithm: str, capfd: pytest.CaptureFixture[str]) -> None:
     filled = ["--learning-starts", "100"] if hasattr(registry.load(algorithm).Config(), "learning_starts") else []
-    assert verdict(capfd, 0, algorithm, *TINY, *filled)["identical"]
+    given = [word for name, value in page_options(algorithm).items() for word in (f"--{name}", value)]
+    assert verdict(capfd, 0, algorithm, *TINY, *filled, *given)["identical"]

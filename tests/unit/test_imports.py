@@ -51,8 +51,8 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack"),
     "runtime": ("buffers errors program sync", "numpy cloudpickle cryptography"),
     "algorithms": (
-        "acting batches config envs errors functional learning loops nets optim options program replay "
-        "schedules services state",
+        "acting batches config data envs errors functional learning loops nets optim options program replay "
+        "schedules services state tree",
         "torch",
     ),
     "runs": (

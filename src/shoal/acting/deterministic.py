@@ -65,7 +65,7 @@ class ControlPolicy(ExploringPolicy[Networks]):
         action = self.network.actor.units.to_environment(taken)
         if self.first_priorities is None:
             return action, {}, {}
-        both = tree.map(lambda part: torch.cat([part, part]), observation)
+        both = tree.map(lambda part: torch.cat([part, part]), self.network.see(observation))
         q, value = self.network.critic.expected_return(both, torch.cat([taken, preferred])).chunk(2)
         return action, {}, {"q": q, "value": value if bonus is None else value + bonus}
 
@@ -94,10 +94,10 @@ class DeterministicPolicy(ControlPolicy[ControlNetworks]):
         )
 
     def greedy(self, observation: Any, state: State) -> Choice:
-        return self.preferred(self.network.actor(observation), state)
+        return self.preferred(self.network.actor(self.network.see(observation)), state)
 
     def explore(self, observation: Any, state: State, random: Random) -> Acted:
-        preferred: Tensor = self.network.actor(observation)
+        preferred: Tensor = self.network.actor(self.network.see(observation))
         taken = self.random_actions(preferred, random)
         if taken is None:
             taken = gaussian_noise(preferred, self.explores(preferred), random)

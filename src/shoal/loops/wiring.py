@@ -23,6 +23,7 @@ from shoal.loops.device import RingSource, RolloutSource
 from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import LearnerLoop
+from shoal.loops.mixture import MixedSource
 from shoal.loops.sources import TableSource
 from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
@@ -32,10 +33,11 @@ from shoal.options import (
     Acting,
     CentralInference,
     Data,
+    DataShare,
     Experience,
     Learning,
-    Offline,
     OffPolicy,
+    Online,
     OnPolicy,
     Proximal,
     Unrolls,
@@ -72,7 +74,8 @@ TRIM_EVERY = 100  # updates after which a table is cut down to its soft capacity
 
 C = TypeVar("C", bound=Acting)
 Off = TypeVar("Off", bound=OffPolicy)
-Logged = TypeVar("Logged", bound=Offline)
+Logged = TypeVar("Logged", bound=Data)
+Gathering = TypeVar("Gathering", bound=Online)
 On = TypeVar("On", bound=OnPolicy)
 G = TypeVar("G")
 Taken = TypeVar("Taken", bound=Acting, contravariant=True)
@@ -264,9 +267,17 @@ class Wiring(Generic[C]):
             pattern=stacked(pattern, self.env.stacks),
             batch=batch,
             observation_space=self.env.observation_space,
-            exponent=cfg.priority_exponent if cfg.draws == "prioritized" else None,
-            beta=cfg.importance_exponent,
+            **_drawing(self.cfg),
         )
+
+    def mixed_source(self, reads: ReplayHandles, batch: int, pattern: Pattern) -> MakeSource:
+        """What learners read: batches of which the config's share is the dataset's, the rest a table's."""
+        share = _with(DataShare, self.cfg).data_share
+        logged = min(max(1, round(batch * share)), batch - 1) if share else 0
+        if not logged:
+            return self.table_source(reads, batch)
+        table, data = self.table_source(reads, batch - logged), self.dataset_source(logged, pattern)
+        return partial(MixedSource, table=table, data=data)
 
     # ---- actors
 
@@ -512,16 +523,21 @@ def experience_program(
     table: str = "transitions",
     period: int = 1,  # steps from one item of an environment to the next
 ) -> Program:
-    """Actors fill a table, learners sample it and send back how surprising each item was. Where the environment lives
-    on a device there are no actors: each learner has `cfg.envs_per_actor` environments and a ring of its own."""
+    """Actors fill a table, learners sample it, and logged data beside it where the config names some, and send back how
+    surprising each item was. Where the environment lives on a device there are no actors: each learner has
+    `cfg.envs_per_actor` environments and a ring of its own."""
     wiring = Wiring(cfg, env, settings)
+    logged = isinstance(cfg, DataShare) and cfg.data is not None
     if env.on_device:
+        if logged:
+            raise UserError(f"--data goes with environments that actors step, and {env.name} lives on a device.")
         source = wiring.ring_source(policy, pattern)
         wiring.add_learners(learner, source=source, publish_every=cfg.publish_every)
         wiring.add_evaluator(policy)
         return wiring.program
     replay = wiring.add_experience(table, block=-(-cfg.envs_per_actor * cfg.rows // period))
-    wiring.add_learners(learner, source=wiring.table_source(replay, cfg.batch), publish_every=cfg.publish_every)
+    source = wiring.mixed_source(replay, cfg.batch, pattern) if logged else wiring.table_source(replay, cfg.batch)
+    wiring.add_learners(learner, source=source, publish_every=cfg.publish_every)
     wiring.add_actors(policy, writes=replay, pattern=pattern, rows=cfg.rows)
     wiring.add_evaluator(policy)
     return wiring.program
@@ -591,6 +607,27 @@ def offline_program(
     wiring.add_learners(learner, source=source, publish_every=cfg.publish_every)
     wiring.add_evaluator(policy)
     return wiring.program
+
+
+def data_program(
+    cfg: Gathering,
+    env: EnvSpec,
+    settings: Settings,
+    *,
+    learner: MakeLearner[Gathering],
+    policy: MakePolicy[Gathering],
+    pattern: Pattern,
+) -> Program:
+    """Learners read a dataset; where the config says `online`, actors fill a table beside it."""
+    make = experience_program if cfg.online else offline_program
+    return make(cfg, env, settings, learner=learner, policy=policy, pattern=pattern)
+
+
+def _drawing(cfg: Acting) -> dict[str, Any]:
+    """Options of DatasetSource that say how items are drawn."""
+    if not isinstance(cfg, Experience) or cfg.replay == "uniform":
+        return {}
+    return {"exponent": cfg.priority_exponent, "beta": cfg.importance_exponent}
 
 
 def _check_share(learners: int, batch: int) -> None:

@@ -13,7 +13,7 @@ from shoal.nets.actor_critic import ActorCritic
 from shoal.nets.images import compute_in, precision_of
 from shoal.nets.normalize import ObservationNormalizer
 from shoal.nets.user import UserNetwork
-from shoal.options import Normalization, PolicyAndValue
+from shoal.options import NormalizedObservations, PolicyAndValue
 
 
 class Spaces(Protocol):
@@ -28,7 +28,7 @@ class Spaces(Protocol):
 def make_actor_critic(cfg: PolicyAndValue, env: Spaces, seed: int) -> ActorCritic | UserNetwork:
     """The user's network when the config names one as module:factory, else an `ActorCritic`.
 
-    If the config says `normalize_observations`, it sees them through running statistics (`shoal.nets.normalize`).
+    If the config says `normalize_observations`, it sees them through statistics of theirs (`shoal.nets.normalize`).
     Initial weights depend on the seed alone; the global random state is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
@@ -49,6 +49,6 @@ def make_actor_critic(cfg: PolicyAndValue, env: Spaces, seed: int) -> ActorCriti
                 encoder=cfg.encoder,
             )
             compute_in(network, precision_of(cfg))
-    if isinstance(cfg, Normalization) and cfg.normalize_observations:
+    if isinstance(cfg, NormalizedObservations) and cfg.normalize_observations:
         network.normalizer = ObservationNormalizer(env.observation_space)
     return network

@@ -27,11 +27,12 @@ from shoal.nets import user_module
 from shoal.nets.building import Spaces
 from shoal.nets.dense import NormalisedDense, mlp
 from shoal.nets.encoder import make_encoder
-from shoal.nets.heads import LOG_STD_RANGE, orthogonal
+from shoal.nets.heads import LOG_STD_RANGE, LogStd, orthogonal
 from shoal.nets.images import compute_in, precision_of
+from shoal.nets.normalize import ObservationNormalizer
 from shoal.nets.stacks import Stack
 from shoal.nets.user import zeros
-from shoal.options import ActorAndCritics
+from shoal.options import ActorAndCritics, NormalizedObservations
 
 CriticKind = Literal["scalar", "categorical", "quantile"]
 HEAD_GAIN = 0.01  # actions begin in the middle of their bounds, values near 0
@@ -48,7 +49,7 @@ class ActionUnits(nn.Module):
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
             raise UserError(
                 f"The action space must be a Box of floats, not {space}: take an algorithm for such actions, such as "
-                "impala, ppo, apex_dqn or r2d2."
+                "impala, ppo, apex_dqn or r2d2, and for logged data bc or discrete_cql."
             )
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all() and (space.high > space.low).all()):
             raise UserError(f"Every action needs finite bounds, and {space} has not.")
@@ -93,6 +94,22 @@ class GaussianActor(nn.Module):
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         mean, log_std = self.body(observation).chunk(2, dim=-1)
         return mean, log_std.clamp(*LOG_STD_RANGE)
+
+
+class PlainGaussianActor(nn.Module):
+    """observation [N, ...] → means and log standard deviations [N, n] of actions in units, which nothing squashes: tanh
+    keeps the mean within the bounds, and what is drawn beyond them is clipped. The deviation is learned, but sees no
+    state."""
+
+    def __init__(self, body: nn.Module, action_space: spaces.Space[Any]) -> None:
+        super().__init__()
+        self.body = body
+        self.units = ActionUnits(action_space)
+        self.log_std = LogStd(self.units.size)
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.log_std(torch.tanh(self.body(observation))).chunk(2, dim=-1)
+        return mean, log_std
 
 
 class Critic(nn.Module):
@@ -187,18 +204,45 @@ class SupportWatch:
 class ControlNetworks(nn.Module):
     """An actor and its critic as one module: trained apart, published and copied together."""
 
-    def __init__(self, actor: Any, critic: Any) -> None:
+    def __init__(self, actor: Any, critic: Any, normalizer: ObservationNormalizer | None = None) -> None:
         super().__init__()
         self.actor = actor
         self.critic = critic
+        self.normalizer = normalizer
+
+    def see(self, observation: Any) -> Any:
+        """An observation as actor and critic take it."""
+        return observation if self.normalizer is None else self.normalizer(observation)
+
+    def seen(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch of transitions with its observations as actor and critic take them."""
+        if self.normalizer is None:
+            return batch
+        return {**batch, **{name: self.see(batch[name]) for name in ("observation", "next_observation")}}
 
 
 class TemperedNetworks(ControlNetworks):
     """The same with the temperature of maximum-entropy learning, which is published with the weights."""
 
-    def __init__(self, actor: GaussianActor, critic: TwinCritic, temperature: float) -> None:
-        super().__init__(actor, critic)
+    def __init__(
+        self,
+        actor: GaussianActor,
+        critic: TwinCritic,
+        temperature: float,
+        normalizer: ObservationNormalizer | None = None,
+    ) -> None:
+        super().__init__(actor, critic, normalizer)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+
+
+class ValuedNetworks(ControlNetworks):
+    """The same with what a state is worth, whatever is done in it: `value`, observation [N, ...] → [N, 1]."""
+
+    def __init__(
+        self, actor: PlainGaussianActor, critic: TwinCritic, value: nn.Module, normalizer: ObservationNormalizer | None
+    ) -> None:
+        super().__init__(actor, critic, normalizer)
+        self.value = value
 
 
 class ActorBody(nn.Module):
@@ -279,6 +323,19 @@ def make_bodies(
             *(CriticBody(env, critic_outputs, cfg.critic_hidden, *form) for _ in range(critics)),
         ]
     return [compute_in(body, precision_of(cfg)) for body in bodies]
+
+
+def make_value_body(cfg: ActorAndCritics, env: Spaces, seed: int) -> nn.Module:
+    """What a state is worth, [N, ...] → [N, 1]: of the critics' form, also beside networks of the user's own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        body = ActorBody(env, 1, cfg.critic_hidden, cfg.activation, cfg.layer_norm, cfg.encoder)
+    return compute_in(body, precision_of(cfg))
+
+
+def make_normalizer(cfg: NormalizedObservations, env: Spaces) -> ObservationNormalizer | None:
+    """What observations are seen through, where the config asks for it."""
+    return ObservationNormalizer(env.observation_space) if cfg.normalize_observations else None
 
 
 def _make_pair(

@@ -1,13 +1,13 @@
-"""Running statistics as buffers of a network: published with its weights, so that whoever acts uses the same ones.
+"""Statistics as buffers of a network: published with its weights, so that whoever acts uses the same ones.
 
-Observations are normalised inside the network, rewards by the learner; what is stored stays raw. Statistics grow once
-per version, by what all learners have seen.
+Observations are normalised inside the network, rewards by the learner; what is stored stays raw. Running
+statistics grow once per version, by what all learners have seen; those of logged data are there at once, and stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,21 @@ from shoal import tree
 from shoal.functional.normalisation import Moments, from_sums, masked_sums, merge, normalise
 from shoal.functional.returns import backward_recurrence, learned_rewards
 from shoal.pixels import is_image
+from shoal.types import Array
 
 LIMIT = 10.0  # what is normalised is clipped to ± this
 EPSILON = 1e-8  # added to variances
+LEAST_DEVIATION = 1e-3  # added to deviations of data that is all known
 Total = Callable[[Tensor], Tensor]  # the sum over all learners
+
+
+class Spread(Protocol):
+    """What is known of a column of numbers: arrays of one row's shape."""
+
+    @property
+    def mean(self) -> Array: ...
+    @property
+    def deviation(self) -> Array: ...
 
 
 class RunningStatistics(nn.Module):
@@ -71,6 +82,16 @@ class ObservationNormalizer(nn.Module):
             moments = cast(RunningStatistics, part).moments
             flat[name] = normalise(flat[name].float(), moments=moments, epsilon=EPSILON).clamp(-LIMIT, LIMIT)
         return tree.nest(self.space, flat, "observation")
+
+    def settle(self, statistics: Mapping[str, Spread]) -> None:
+        """Take the statistics of data that is all known, by the names of an observation's parts ("observation/arm").
+
+        Deviations are 1e-3 larger (Fujimoto 2021): what never moves in the data must not become huge when it does.
+        """
+        for name, part in zip(self.names, self.parts):
+            running, found = cast(RunningStatistics, part), statistics[name]
+            running.mean.copy_(torch.as_tensor(found.mean))
+            running.variance.copy_((torch.as_tensor(found.deviation) + LEAST_DEVIATION).square())
 
     def update(self, observation: Any, valid: Tensor, total: Total) -> None:
         """Add the transitions of rollouts: observations [T+1, B, ...], valid bool [T+1, B]; row T is the next one's."""

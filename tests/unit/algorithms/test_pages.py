@@ -16,7 +16,8 @@ from shoal.runs import registry
 
 FOLDER = Path(shoal.algorithms.__file__).parent
 PAGES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.py")) if path.stem != "__init__"}
-EVERY = ["a3c", "apex_dpg", "apex_dqn", "appo", "d4pg", "impala", "ppo", "r2d2", "sac", "td3"]
+EVERY = ["a3c", "apex_dpg", "apex_dqn", "appo", "bc", "cql", "d4pg", "discrete_cql", "impala", "iql", "ppo", "r2d2"]
+EVERY += ["sac", "td3", "td3_bc"]
 every_page = pytest.mark.parametrize("name", PAGES)
 
 
@@ -66,6 +67,7 @@ def test_a_page_knows_nothing_of_processes(name: str) -> None:
 # Twins, and in how many lines `diff` may find them to differ, both sides counted: what the methods, their papers'
 # figures and what is said of them differ in, and a little room. Another name for what both pages have is none of it.
 TWINS = {("apex_dpg", "d4pg"): 80, ("ppo", "appo"): 155, ("td3", "sac"): 125, ("apex_dqn", "r2d2"): 230}
+TWINS |= {("td3", "td3_bc"): 110, ("sac", "cql"): 140, ("td3_bc", "iql"): 180, ("apex_dqn", "discrete_cql"): 190}
 
 
 @pytest.mark.parametrize("twins", TWINS, ids=" ".join)
@@ -78,7 +80,7 @@ def test_twins_differ_where_their_methods_do(twins: tuple[str, str]) -> None:
 # What says where a run takes place, on what and with whose code; all other options are numbers of the method.
 WHERE = {"env_options", "eval_env_options", "eval_limit", "frame_stack", "vectorizer", "env_timeout", "preset"}
 WHERE |= {"acting_device", "learners", "learner_threads", "device", "precision", "shards"}
-WHERE |= {"inference", "inference_servers", "inference_batch", "inference_wait", "pattern", "network", "core"}
+WHERE |= {"data", "inference", "inference_servers", "inference_batch", "inference_wait", "pattern", "network", "core"}
 
 
 def config_of(name: str) -> tuple[dict[str, ast.expr], set[str]]:

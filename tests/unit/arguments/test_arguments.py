@@ -200,7 +200,7 @@ def test_every_algorithm_is_listed_with_its_one_line(capsys: pytest.CaptureFixtu
     assert cli.main(["algorithms"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == registry.names()
-    assert len(registry.names()) == 10
+    assert len(registry.names()) == 15
     assert any(line.startswith("impala     IMPALA (Espeholt 2018)") for line in lines)
 
 

@@ -162,14 +162,18 @@ def mine(name: str) -> str:
 
 
 PIXELS = {"env": "shoal/Catch-v0", "frame_stack": 4}
-DISCRETE = ("a3c", "apex_dqn", "appo", "impala", "ppo", "r2d2")
-CONTINUOUS = ("apex_dpg", "d4pg", "sac", "td3")
+DISCRETE = ("a3c", "apex_dqn", "appo", "bc", "discrete_cql", "impala", "ppo", "r2d2")
+CONTINUOUS = ("apex_dpg", "cql", "d4pg", "iql", "sac", "td3", "td3_bc")
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, "plain", {"env": "CartPole-v1"}) for name in DISCRETE),
     *((name, "plain", {"env": "Pendulum-v1"}) for name in CONTINUOUS),
-    *((name, "continuous", {"env": mine("reach")}) for name in ("a3c", "appo", "impala", "ppo")),
-    *((name, "lstm", {"lstm": 8}) for name in ("a3c", "appo", "impala", "ppo")),
+    *((name, "continuous", {"env": mine("reach")}) for name in ("a3c", "appo", "bc", "impala", "ppo")),
+    *((name, "lstm", {"env": "CartPole-v1", "lstm": 8}) for name in ("a3c", "appo", "bc", "impala", "ppo")),
     *((name, "normalised", {"env": mine("reach"), "normalize_observations": True}) for name in ("appo", "ppo")),
+    *(
+        (name, "normalised", {"env": mine("dictionary_reach"), "normalize_observations": True})
+        for name in ("cql", "iql")
+    ),
     ("ppo", "normalised lstm", {"lstm": 8, "normalize_observations": True}),
     *((name, "pixels", PIXELS) for name in DISCRETE),
     ("impala", "pixels lstm", {**PIXELS, "lstm": 8}),
@@ -192,4 +196,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, "own", {"env": mine("reach"), "network": mine("own_control")}) for name in ("apex_dpg", "td3")),
     ("sac", "own", {"env": mine("reach"), "network": mine("own_gaussian")}),
 ]
-QUICK = {("impala", "plain"), ("r2d2", "plain"), ("ppo", "dict normalised"), ("sac", "own"), ("apex_dqn", "pixels")}
+QUICK = {
+    ("impala", "plain"),
+    ("r2d2", "plain"),
+    ("ppo", "dict normalised"),
+    ("sac", "own"),
+    ("td3_bc", "dict"),
+    ("iql", "plain"),
+    ("apex_dqn", "pixels"),
+}

@@ -28,7 +28,7 @@ from shoal.functional.arrays import zero_where
 from shoal.playing import Evaluation, TrainedPolicy
 from shoal.runs import registry
 
-ENVS = {"apex_dpg": "Pendulum-v1", "d4pg": "Pendulum-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+ENVS = dict.fromkeys(("apex_dpg", "cql", "d4pg", "iql", "sac", "td3", "td3_bc"), "Pendulum-v1")
 ALGORITHMS = [(name, {}) for name in registry.names()] + [
     ("ppo", {"lstm": 8}),
     ("ppo", {"normalize_observations": True}),
