@@ -82,7 +82,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     ),
     "serving": (
         "acting checkpoints config errors experiment gateway playing runs tree",
-        "numpy torch aiohttp",
+        "numpy torch aiohttp uvloop",
     ),
     "cli": (
         "analysis arguments bench config data diagnosis envs errors experiment options playing runs runtime serving "

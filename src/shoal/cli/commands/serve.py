@@ -23,10 +23,11 @@ def run_serve(words: Sequence[str]) -> int:
     )
     options, (source,) = parse(words, "shoal serve", description, ServeOptions, "RUN")
     need_gateway()
-    from shoal.serving.server import PolicyServer, run_until_told
+    from shoal.serving.server import PolicyServer, new_event_loop, run_until_told
 
     server = PolicyServer(source, options, tell=warn)
-    asyncio.run(run_until_told(server, _started))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run_until_told(server, _started))
     return OK
 
 
