@@ -15,7 +15,7 @@ from test_exact_resume import OPTIONS, found_differences, killed
 from test_programs import TINY, finish
 
 import shoal
-from shoal.algorithms import a3c, ppo, r2d2, td3
+from shoal.algorithms import a3c, d4pg, ppo, r2d2, td3
 from shoal.envs.torch_tasks.cartpole import CartPoles
 from shoal.errors import UserError
 from shoal.experiment.environments import describe_env, fit
@@ -157,3 +157,14 @@ def test_observations_that_are_not_finite_end_the_run_in_a_sentence(tmp_path: Pa
     cfg = ppo.Config(env=lame, envs_per_actor=8, unroll=16)
     with pytest.raises(Exception, match="not finite"):
         train(cfg, run_dir=str(tmp_path / "run"), stop_updates=200, max_failures=0, runtime="inline", quiet=True)
+
+
+@pytest.mark.slow
+def test_d4pg_learns_with_the_preset_for_many_environments(tmp_path: Path) -> None:
+    """At a small size: 128 environments, networks of 64."""
+    small: dict[str, Any] = {"envs_per_actor": 128, "batch": 512, "actor_hidden": (64, 64), "critic_hidden": (64, 64)}
+    cfg = d4pg.Config(
+        env=PENDULUM, preset="many", **small, actor_rate=1e-3, critic_rate=1e-3, reward_scale=0.1, capacity=200_000
+    )
+    result = train(cfg, run_dir=str(tmp_path / "run"), stop_return=-300.0, stop_seconds=180.0, quiet=True)
+    assert result.reached

@@ -37,7 +37,10 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "functional": ("", "torch numpy"),
     "replay": ("buffers sync", "numpy lz4"),
     "checkpoints": ("errors", "numpy torch safetensors"),
-    "envs": ("errors pixels step tree", "numpy torch gymnasium dm_env ale_py envpool cloudpickle jax gymnax brax"),
+    "envs": (
+        "errors pixels step tree",
+        "numpy torch gymnasium dm_env ale_py envpool cloudpickle jax gymnax brax mujoco",
+    ),
     "data": ("envs errors factories replay tree", "numpy gymnasium minari pyarrow"),
     "nets": ("errors factories functional options pixels tree", "torch numpy gymnasium"),
     "acting": ("batches functional nets program replay retry step tree versions", "torch numpy"),

@@ -109,6 +109,29 @@ PRESETS: dict[str, dict[str, Any]] = {
         "support_low": -100.0,
         "support_high": 100.0,
     },
+    # In the spirit of FastTD3 (Seo 2025): a thousand environments on a device, large batches, two updates for each step
+    # of all of them, targets that follow fast, noise that differs between environments.
+    "many": {
+        "envs_per_actor": 1_024,
+        "actor_hidden": (512, 256, 128),
+        "critic_hidden": (1024, 512, 256),
+        "actor_rate": 3e-4,
+        "critic_rate": 3e-4,
+        "n": 3,
+        "replay": "uniform",
+        "capacity": 10_000_000,
+        "learning_starts": 10_240,
+        "samples_per_insert": 16.0,
+        "batch": 8_192,
+        "publish_every": 20,
+        "target_every": 1,
+        "target_rate": 0.1,
+        "noise": 0.4,
+        "noise_smallest": 0.001,
+        "atoms": 101,
+        "support_low": -250.0,
+        "support_high": 250.0,
+    },
 }
 
 
