@@ -14,6 +14,7 @@ from shoal.nets.dense import mlp
 from shoal.nets.encoder import make_encoder
 from shoal.nets.heads import PolicyHead, action_distribution, orthogonal
 from shoal.nets.normalize import ObservationNormalizer
+from shoal.nets.stacks import Stack
 
 State = dict[str, Tensor]  # each [B, ...]; empty for a feed-forward network
 
@@ -54,6 +55,8 @@ class ActorCritic(nn.Module):
         size: int = self.encoder.size  # type: ignore[assignment]
         self.torso = mlp(size, hidden, activation)
         self.value_torso = None if shared or lstm else mlp(size, hidden, activation)
+        torsos = [self.torso] if self.value_torso is None else [self.torso, self.value_torso]
+        self._torsos = Stack(*torsos) if hidden else None
         size = hidden[-1] if hidden else size
         self.core = LSTM(size, lstm) if lstm else None
         size = lstm or size
@@ -68,8 +71,10 @@ class ActorCritic(nn.Module):
         if self.normalizer is not None:
             observation = self.normalizer(observation)
         encoded = self.encoder(tree.map(lambda x: x.flatten(0, 1), observation))
-        features = self.torso(encoded)
-        for_value = features if self.value_torso is None else self.value_torso(encoded)
+        features = encoded if self._torsos is None else self._torsos(encoded)
+        for_value = features
+        if self._torsos is not None and self.value_torso is not None:
+            features, for_value = features.unbind(0)
         if self.core is not None:
             features, state = self.core(features.unflatten(0, (length, count)), state, first)
             for_value = features = features.flatten(0, 1)

@@ -27,13 +27,19 @@ class Stack:
     def __init__(self, *networks: nn.Sequential) -> None:
         self._networks = networks
         self._kinds = [_kind(layer) for layer in networks[0]]
-        self._parameters = [parameter for network in networks for parameter in network.parameters()]
+        self._names = [
+            (layer, name) for network in networks for layer in network for name, _ in layer.named_parameters()
+        ]
         self._sizes = [len(list(layer.parameters())) for layer in networks[0]]  # parameters of each layer
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or x.dtype != torch.float32:
             return self.plain(x)
-        return _Stack.apply(x, self, *self._parameters)  # type: ignore[no-any-return, no-untyped-call]
+        return _Stack.apply(x, self, *self.parameters())  # type: ignore[no-any-return, no-untyped-call]
+
+    def parameters(self) -> list[Tensor]:
+        """Network by network, of each layer by layer; moving a network to another device may have made others."""
+        return [getattr(layer, name) for layer, name in self._names]
 
     def plain(self, x: Tensor) -> Tensor:
         """The same by the layers themselves."""
@@ -198,7 +204,7 @@ def _into(operation: Any, gradient: Tensor, *arguments: Any, own: bool) -> Tenso
 def _plain_gradients(
     stack: Stack, x: Tensor, gradient: Tensor, for_x: bool, for_parameters: list[bool]
 ) -> tuple[Tensor | None, ...]:
-    asked = [tensor for tensor, wanted in zip([x, *stack._parameters], [for_x, *for_parameters]) if wanted]
+    asked = [tensor for tensor, wanted in zip([x, *stack.parameters()], [for_x, *for_parameters]) if wanted]
     found = iter(torch.autograd.grad(stack.plain(x), asked, gradient, create_graph=True))
     first = next(found) if for_x else None
     return first, None, *(next(found) if wanted else None for wanted in for_parameters)

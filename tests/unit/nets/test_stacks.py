@@ -88,3 +88,11 @@ def test_a_copy_computes_with_its_own_parameters() -> None:
             parameter.zero_()
     assert other.stack(x).abs().sum() == 0.0
     assert owner.stack(x).abs().sum() > 0.0
+
+
+def test_a_network_that_was_moved_computes_where_it_is() -> None:
+    made = networks(2, "relu", False, 2)
+    stack = Stack(*made)
+    for network in made:
+        network.to("meta")  # which makes other parameters, unlike a GPU
+    assert stack(torch.randn(5, 7, device="meta")).device.type == "meta"
