@@ -27,7 +27,7 @@ make_policy = sac.make_policy
 
 @config()
 class Config(sac.Config):
-    data: str = ""
+    file: str = ""
     """The file with the episodes."""
 
 
@@ -35,9 +35,9 @@ class Episodes(Source):
     """Transitions with n-step returns, drawn from the episodes of a file; its generator is all that changes."""
 
     def __init__(self, cfg: Config, env: EnvSpec, learning: Learning) -> None:
-        if not Path(cfg.data).is_file():
-            raise UserError(f"--data {cfg.data!r} is no file: give one that `write` has made.")
-        episodes = [n_step(episode, cfg.n, cfg.gamma) for episode in read(cfg.data)]
+        if not Path(cfg.file).is_file():
+            raise UserError(f"--file {cfg.file!r} is no file: give one that `write` has made.")
+        episodes = [n_step(episode, cfg.n, cfg.gamma) for episode in read(cfg.file)]
         self._columns = {name: np.concatenate([part[name] for part in episodes]) for name in episodes[0]}
         self._space, self._learning = env.observation_space, learning
         first, last = (cfg.batch * rank // learning.learners for rank in (learning.rank, learning.rank + 1))

@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def cfg(data: str) -> offline_sac.Config:
-    return offline_sac.Config(data=data, **SMALL)
+    return offline_sac.Config(file=data, **SMALL)
 
 
 def random_state(path: Path) -> tuple[int, Any]:
@@ -48,7 +48,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def test_it_swings_up_what_it_has_never_tried(data: str, tmp_path: Path) -> None:
     """A random policy comes to −1200; a run ends by its updates, and its summary knows of no step."""
-    cfg = offline_sac.Config(data=data, batch=64, actor_hidden=(64, 64), critic_hidden=(64, 64))
+    cfg = offline_sac.Config(file=data, batch=64, actor_hidden=(64, 64), critic_hidden=(64, 64))
     options = {**QUIET, "eval_episodes": 5, "eval_every": 2.0}
     result = shoal.train(cfg, run_dir=str(tmp_path / "run"), stop_updates=600, **options)
     assert (result.stopped_by, result.exit_code) == ("updates", 0)
@@ -97,7 +97,7 @@ def test_two_learners_share_batches(cfg: offline_sac.Config, tmp_path: Path) -> 
 def test_the_command_trains_by_a_file(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, run = offline_sac.__file__, tmp_path / "run"
     small = ["--actor-hidden", "8", "--critic-hidden", "8", "--batch", "32", "--runtime", "inline"]
-    given = ["train", page, "--data", data, *small, "--stop-updates", "50", "--run-dir", str(run)]
+    given = ["train", page, "--file", data, *small, "--stop-updates", "50", "--run-dir", str(run)]
     assert main(given) == 0
     told = capsys.readouterr()
     assert "50 updates in" in told.out
@@ -109,5 +109,5 @@ def test_the_command_trains_by_a_file(data: str, tmp_path: Path, capsys: pytest.
 
 
 def test_a_file_that_is_not_there_is_told_in_a_sentence(cfg: offline_sac.Config, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--data 'nowhere\.npz' is no file"):
+    with pytest.raises(UserError, match=r"--file 'nowhere\.npz' is no file"):
         shoal.train(replace(cfg, data="nowhere.npz"), run_dir=str(tmp_path / "run"), stop_updates=50, **QUIET)

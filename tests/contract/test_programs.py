@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from starting import Start, start_on
 
-from logged_data import OFFLINE, page_options
+from logged_data import OFFLINE, dataset, page_options
 from shoal import envs
 from shoal.loops.wiring import Settings
 from shoal.program import Handle, Program
@@ -80,6 +80,11 @@ def test_every_program_runs_inline_and_on_local_processes(two_runtimes: Start, a
 @pytest.mark.parametrize("algorithm", ["td3_bc", "iql", "cql", "discrete_cql"])
 def test_who_learns_from_data_goes_on_with_actors(two_runtimes: Start, algorithm: str) -> None:
     run_tiny(two_runtimes, algorithm, online=True, replay="prioritized")
+
+
+def test_sac_learns_from_data_and_actors_with_five_critics(two_runtimes: Start) -> None:
+    data = dataset("Pendulum-v1")
+    run_tiny(two_runtimes, "sac", env="Pendulum-v1", data=data, critics=5, layer_norm=True, replay="prioritized")
 
 
 def test_impala_runs_on_every_runtime(start: Start) -> None:

@@ -4,13 +4,15 @@ A squashed Gaussian acts; the temperature is learned so that the policy's entrop
 the number of action components, with actions in units of −1…1). Beside it, what the house gives: many actors, several
 learners, n-step returns, prioritised replay. Entropies of the steps inside an n-step return are left out, which biases
 it, so n is 1 by default; `--samples-per-insert` holds acting and learning to a ratio, in the paper one update per step.
+With logged data (`--data`) `--data-share` of each batch is the data's; with several critics, of which a few are drawn
+for each target, and layer normalisation this is RLPD (Ball 2023, `--preset rlpd`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +20,9 @@ from torch import Tensor
 from shoal import optim
 from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.batches import Batch
-from shoal.config import Amount, Positive, config
+from shoal.config import Amount, AtLeast, Constraint, Count, Positive, config
 from shoal.envs import EnvSpec
+from shoal.errors import UserError
 from shoal.functional.n_step import bootstrap
 from shoal.functional.q import as_priorities, importance_mean, value_metrics
 from shoal.functional.squashed import Squashed, squashed_gaussian
@@ -28,7 +31,7 @@ from shoal.loops.wiring import Settings, experience_program
 from shoal.nets.building import Spaces
 from shoal.nets.control import GaussianActor, TemperedNetworks, TwinCritic, make_bodies
 from shoal.nets.targets import Drift, Target, frozen
-from shoal.options import ContinuousControl, RandomStart
+from shoal.options import ContinuousControl, DataShare, RandomStart
 from shoal.program import Program
 from shoal.replay import n_step
 from shoal.state import Stateful
@@ -55,6 +58,8 @@ from shoal.state import Stateful
     n=1,
     reward_scale=1.0,
     reward_clip=0.0,
+    # data
+    data_share=0.5,
     # replay
     rows=8,
     replay="uniform",
@@ -71,7 +76,19 @@ from shoal.state import Stateful
     # exploration
     random_steps=1_000,
 )
-class Config(ContinuousControl, RandomStart):
+class Config(ContinuousControl, DataShare, RandomStart):
+    critics: Annotated[int, AtLeast(2)] = 2
+    """That learn apart."""
+    drawn_critics: Count = 2
+    """Of these, drawn for each target, which takes the smallest; where not all are, the actor climbs the mean."""
+
+    @Constraint
+    def _there_are_enough_critics(self) -> None:
+        if self.drawn_critics > self.critics:
+            raise UserError(
+                f"--drawn-critics {self.drawn_critics} cannot be drawn of --critics {self.critics}: give fewer."
+            )
+
     temperature: Positive = 1.0
     """What entropy is worth at first, in units of scaled rewards."""
     temperature_rate: Amount = 3e-4
@@ -97,11 +114,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "temperature": 0.1,
         "temperature_rate": 1e-3,
     },
+    # Ball 2023, for --data: twenty updates for each step, of whose batches the table has half.
+    "rlpd": {
+        "layer_norm": True,
+        "samples_per_insert": 2_560.0,
+        "publish_every": 20,
+        "random_steps": 0,
+        "critics": 10,
+    },
 }
 
 
 def make_networks(cfg: Config, env: Spaces, seed: int) -> TemperedNetworks:
-    actor, *critics = make_bodies(cfg, env, seed, actor_outputs=2, critics=2)
+    actor, *critics = make_bodies(cfg, env, seed, actor_outputs=2, critics=cfg.critics)
     return TemperedNetworks(GaussianActor(actor, env.action_space), TwinCritic(*critics), cfg.temperature)
 
 
@@ -118,14 +143,14 @@ def make_policy(cfg: Config, env: Spaces, seed: int, greedy: bool = False) -> Sq
 
 
 def td_errors(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """By how much n-step transitions were worth more than "q", [B] or of both critics [2, B], with what follows worth
-    "next_value" [B]."""
+    """By how much n-step transitions were worth more than "q", [B] or of all critics [critics, B], with what follows
+    worth "next_value" [B]."""
     returns, discounts = items["reward"] * cfg.reward_scale, items["discount"]
     return bootstrap(returns=returns, discounts=discounts, values=items["next_value"]) - items["q"]
 
 
 def priorities_of(cfg: Config, items: Mapping[str, Tensor]) -> Tensor:
-    """|TD error| [B], of both critics the mean: the law of learners, and of actors, who know the smaller of both."""
+    """|TD error| [B], of all critics the mean: the law of learners, and of actors, who know the smallest of them."""
     return as_priorities(td_errors(cfg, items).abs().reshape(-1, len(items["reward"])).mean(0))
 
 
@@ -166,11 +191,11 @@ class SAC(Stateful):
         return Update(metrics, priorities=priorities, applied=actor_step.applied)
 
     def critic_loss(self, batch: Batch, temperature: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The mean loss of both critics, weighted by importance, the items' priorities [B], and metrics."""
+        """The mean loss of all critics, weighted by importance, the items' priorities [B], and metrics."""
         following, target = batch["next_observation"], self.target.network
         with torch.no_grad():
             action, log_prob = self.draw(following)
-            next_value = target.expected_return(following, action) - temperature * log_prob
+            next_value = self.smallest(target(following, action)) - temperature * log_prob
         q = self.network.critic(batch["observation"], self.network.actor.units.to_units(batch["action"]))
         items = {**batch, "q": q, "next_value": next_value}
         errors = td_errors(self.cfg, items)
@@ -183,8 +208,16 @@ class SAC(Stateful):
         """Minus the mean soft value of the actor's own draws, and their mean entropy, without gradient."""
         action, log_prob = self.draw(observation)
         with frozen(self.network.critic):
-            value = self.network.critic.expected_return(observation, action)
+            values = self.network.critic(observation, action)
+        value = values.amin(0) if self.cfg.drawn_critics == self.cfg.critics else values.mean(0)
         return (temperature * log_prob - value).mean(), -log_prob.detach().mean()
+
+    def smallest(self, values: Tensor) -> Tensor:
+        """Of what critics say [critics, B] the least, [B], among those that are drawn now."""
+        if self.cfg.drawn_critics < len(values):
+            drawn = torch.randperm(len(values), generator=self.noise, device=values.device)[: self.cfg.drawn_critics]
+            values = values[drawn]
+        return values.amin(0)
 
     def draw(self, observation: Any) -> Squashed:
         """Actions of the policy as it is now, through which gradients flow."""

@@ -147,20 +147,21 @@ class Critic(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two critics that learn apart, so that the smaller of both is rarely too large: → values [2, N]."""
+    """Two critics, or more, that learn apart: the smallest of them is rarely too large. → values [critics, N]"""
 
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, *others: nn.Module) -> None:
         super().__init__()
         self.first, self.second = Critic(first), Critic(second)
-        self._together = _stack_of(first, second)
+        self.others = nn.ModuleList([Critic(other) for other in others])
+        self._together = _stack_of(first, second, *others)
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
         if self._together is not None:  # both see the same
             return self._together(cast(CriticBody, self.first.body).inputs(observation, action)).squeeze(-1)
-        return torch.stack([self.first(observation, action), self.second(observation, action)])
+        return torch.stack([critic(observation, action) for critic in (self.first, self.second, *self.others)])
 
     def expected_return(self, observation: Any, action: Tensor) -> Tensor:
-        """The smaller of both, [N]."""
+        """The smallest, [N]."""
         values: Tensor = self(observation, action)
         return values.amin(0)
 
@@ -280,12 +281,12 @@ class CriticBody(nn.Module):
         return self._stack(self.inputs(observation, action))
 
 
-def _stack_of(first: nn.Module, second: nn.Module) -> Stack | None:
-    """Both critics as one stack: where their encoders learn nothing, so that both see the same."""
-    if not (isinstance(first, CriticBody) and isinstance(second, CriticBody)):
+def _stack_of(*bodies: nn.Module) -> Stack | None:
+    """Critics as one stack: where their encoders learn nothing, so that all see the same."""
+    built_in = [body for body in bodies if isinstance(body, CriticBody)]
+    if len(built_in) < len(bodies) or any(list(body.encoder.parameters()) for body in built_in):
         return None
-    learned = [*first.encoder.parameters(), *second.encoder.parameters()]
-    return None if learned else Stack(first.layers, second.layers)
+    return Stack(*(body.layers for body in built_in))
 
 
 def head_mlp(inputs: int, hidden: tuple[int, ...], activation: str, outputs: int, normalised: bool) -> nn.Sequential:

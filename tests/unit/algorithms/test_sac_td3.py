@@ -17,8 +17,11 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from transitions import Columns, Spec, batch_of, stored
 
+from logged_data import dataset
 from shoal import envs
 from shoal.algorithms import sac, td3
+from shoal.errors import UserError
+from shoal.loops.mixture import MixedSource
 from shoal.loops.wiring import Settings
 from shoal.nets.weights import export_weights
 
@@ -425,3 +428,52 @@ def test_it_learns_which_action_pays(page: Any) -> None:
     observation = random.uniform(-0.8, 0.8, (500, 3)).astype(np.float32)
     action, _, _ = policy.act(observation, {}, np.zeros(500, np.bool_))
     assert np.abs((action - CENTRE) / HALF - observation[:, :2]).mean() < 0.2  # of an actor that does nothing: 0.4
+
+
+# ---- several critics, and data
+
+
+def test_a_target_takes_the_smallest_of_the_critics_that_were_drawn_and_the_actor_the_mean_of_all() -> None:
+    learner, _, batch = moved(sac, critics=5, drawn_critics=2)
+    following, observation = batch["next_observation"], batch["observation"]
+    state = learner.noise.get_state()
+    with torch.no_grad():
+        action, log_prob = learner.draw(following)
+        drawn = torch.randperm(5, generator=learner.noise)[:2]
+        goal = learner.target.network(following, action)[drawn].amin(0) - 0.7 * log_prob
+    learner.noise.set_state(state)
+    loss, _, metrics = learner.critic_loss(batch, torch.tensor(0.7))
+    target = 0.5 * batch["reward"] + batch["discount"] * goal
+    q = learner.network.critic(observation, learner.network.actor.units.to_units(batch["action"]))
+    assert q.shape == (5, BATCH)
+    expected = (batch["importance"] * 0.5 * (target - q).square().sum(0)).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+    assert set(metrics) >= {"critic_loss", "q_mean"}
+
+    state = learner.noise.get_state()
+    action, log_prob = learner.draw(observation)
+    values = learner.network.critic(observation, action)
+    learner.noise.set_state(state)
+    torch.testing.assert_close(
+        learner.actor_loss(observation, torch.tensor(0.7))[0], (0.7 * log_prob - values.mean(0)).mean()
+    )
+
+
+def test_every_critic_learns_apart_from_the_others() -> None:
+    learner, _, _ = moved(sac, critics=4)
+    parts = [learner.network.critic.first, learner.network.critic.second, *learner.network.critic.others]
+    firsts = [next(iter(part.parameters())) for part in parts]
+    assert len(parts) == 4
+    assert all(not torch.equal(one, other) for one, other in itertools.combinations(firsts, 2))
+
+
+def test_more_critics_than_there_are_cannot_be_drawn() -> None:
+    with pytest.raises(UserError, match=r"^--drawn-critics 3 cannot be drawn of --critics 2"):
+        sac.program(sac.Config(drawn_critics=3), envs.describe("Pendulum-v1"), Settings())
+
+
+def test_with_data_half_of_each_batch_is_theirs() -> None:
+    cfg = sac.Config(data=dataset("Pendulum-v1"), batch=64, preset="rlpd")
+    source = sac.program(cfg, envs.describe("Pendulum-v1"), Settings()).nodes["learner"].args[1]
+    assert source.func is MixedSource
+    assert [source.keywords[part].keywords["batch"] for part in ("table", "data")] == [32, 32]
