@@ -110,4 +110,4 @@ def test_the_command_trains_by_a_file(data: str, tmp_path: Path, capsys: pytest.
 
 def test_a_file_that_is_not_there_is_told_in_a_sentence(cfg: offline_sac.Config, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--file 'nowhere\.npz' is no file"):
-        shoal.train(replace(cfg, data="nowhere.npz"), run_dir=str(tmp_path / "run"), stop_updates=50, **QUIET)
+        shoal.train(replace(cfg, file="nowhere.npz"), run_dir=str(tmp_path / "run"), stop_updates=50, **QUIET)
