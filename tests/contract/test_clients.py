@@ -272,3 +272,21 @@ def test_the_game_in_the_browser_is_played_better_as_the_policy_is_trained(tmp_p
             browser.close()
         training.send_signal(signal.SIGINT)
         training.wait(60)
+
+
+def test_the_python_client_plays_and_comes_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "clients/python"))
+    from shoal_client import Client
+
+    wanted = shoal.load(run).act(OBSERVATIONS).tolist()  # type: ignore[union-attr]
+    with shoal.serve(run) as serving:
+        client = Client(serving.url, role="player", patience=20.0)
+        assert [client.act(row) for row in OBSERVATIONS] == wanted
+        many = Client(serving.url, role="player", environments=40)
+        assert many.act(OBSERVATIONS).tolist() == wanted
+        many.close()
+        port = serving.port
+    with shoal.serve(run, port=port):
+        assert [client.act(row) for row in OBSERVATIONS] == wanted
+        assert client.reconnections >= 1
+        client.close()

@@ -1,0 +1,273 @@
+"""A client of Shoal's gateway: your simulator drives its own loop, asks what to do, and the policy learns from it.
+
+One file; it needs Python, numpy, msgpack and websockets, and no Shoal:
+
+    with Client("ws://127.0.0.1:8700", observation_space=..., action_space=...) as shoal:
+        action = shoal.reset(observation)                                  # an episode begins
+        while training:
+            observation, reward, terminated, truncated, _ = simulator.step(action)
+            action = shoal.step(observation, reward, terminated, truncated)
+            if terminated or truncated:
+                action = shoal.reset(simulator.reset())
+
+Spaces are records such as {"kind": "box", "shape": [4], "dtype": "float32", "low": "-inf", "high": "inf"} and
+{"kind": "discrete", "n": 2, "start": 0}; a server that demands its own needs none. With `environments=n` every array
+has n rows. The client comes back by itself when the connection or the server is lost; `Ended`: the run is over.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgpack
+import numpy as np
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake, InvalidState
+from websockets.frames import Opcode
+from websockets.uri import parse_uri
+
+PROTOCOL = 1
+COME_BACK = (1001, 1006, 1011, 1012, 1013)  # close codes after which it is worth to try again
+
+
+class Ended(Exception):
+    """The server says that there is nothing more to do."""
+
+
+class Refused(Exception):
+    """The server does not take what was sent, in its own words."""
+
+
+class Lost(ConnectionError):
+    """The connection is gone; the client comes back."""
+
+
+def pack(message: Any) -> bytes:
+    return bytes(msgpack.packb(message, default=_as_map))
+
+
+def unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, object_hook=_as_array)
+
+
+def _as_map(value: Any) -> dict[bytes, Any]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{type(value).__name__} of {array.dtype} cannot be sent")
+    return {b"__ndarray__": True, b"data": array.tobytes(), b"dtype": array.dtype.str, b"shape": array.shape}
+
+
+def _as_array(value: dict[Any, Any]) -> Any:
+    if b"__ndarray__" in value:
+        return np.frombuffer(value[b"data"], np.dtype(value[b"dtype"])).reshape(value[b"shape"]).copy()
+    return value
+
+
+class Connection:
+    """One websocket, without threads: what is sent and received goes through a plain socket."""
+
+    def __init__(
+        self, url: str, headers: dict[str, str], timeout: float, largest: int, tls: ssl.SSLContext | None
+    ) -> None:
+        uri = parse_uri(url)
+        self._protocol = ClientProtocol(uri, max_size=largest)
+        self._socket = socket.create_connection((uri.host, uri.port), timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if uri.secure:
+            self._socket = (tls or ssl.create_default_context()).wrap_socket(self._socket, server_hostname=uri.host)
+        self._frames: list[bytes] = []
+        request = self._protocol.connect()
+        request.headers.update(headers)
+        self._protocol.send_request(request)
+        self._flush()
+        while self._protocol.handshake_exc is None and self._protocol.state.name == "CONNECTING":
+            self._read()
+        if self._protocol.handshake_exc is not None:
+            raise self._protocol.handshake_exc
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._protocol.send_binary(data)
+        except InvalidState as problem:  # the other side has closed it
+            raise Lost(self._protocol.close_code or 1006) from problem
+        self._flush()
+
+    def receive(self, timeout: float | None) -> Any:
+        self._socket.settimeout(timeout)
+        while not self._frames:
+            self._read()
+        return unpack(self._frames.pop(0))
+
+    def close(self) -> None:
+        try:
+            if self._protocol.state.name == "OPEN":
+                self._protocol.send_close(1000)
+                self._flush()
+        except Exception:
+            pass
+        self._socket.close()
+
+    def _flush(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data:
+                self._socket.sendall(data)
+
+    def _read(self) -> None:
+        data = self._socket.recv(65_536)
+        self._protocol.receive_data(data) if data else self._protocol.receive_eof()
+        self._flush()  # answers to pings, and to a close
+        for event in self._protocol.events_received():
+            opcode = getattr(event, "opcode", None)
+            if opcode in (Opcode.BINARY, Opcode.CONT):
+                self._whole = (
+                    getattr(self, "_whole", b"") + bytes(event.data) if opcode is Opcode.CONT else bytes(event.data)
+                )
+                if event.fin:
+                    self._frames.append(self._whole)
+            elif opcode is Opcode.CLOSE and not self._frames:
+                raise Lost(self._protocol.close_code or 1006)
+        if not data and not self._frames:
+            raise Lost(1006)
+
+
+class Client:
+    """An environment, or a vector of them, that learns; or with `role="evaluator"` one that judges."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        observation_space: dict[str, Any] | None = None,
+        action_space: dict[str, Any] | None = None,
+        environments: int | None = None,
+        role: str = "environment",
+        autoreset: str = "next_step",  # "same_step": step() is given the next episode's observation and the final one
+        token: str | None = None,
+        patience: float = 120.0,  # seconds in which a lost server may come back
+        largest: int = 64 << 20,  # bytes of a message
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        if urlsplit(url).scheme not in ("ws", "wss"):
+            raise ValueError(f"{url!r} is no address of a gateway: ws://HOST:PORT or wss://HOST:PORT")
+        self._url, self._patience, self._largest, self._tls = url, patience, largest, tls
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._hello: dict[str, Any] = {"type": "hello", "protocol": PROTOCOL, "role": role, "autoreset": autoreset}
+        if observation_space is not None and action_space is not None:
+            self._hello["spaces"] = {"observation": observation_space, "action": action_space}
+        if environments is not None:
+            self._hello["environments"] = environments
+        self._connection: Connection | None = None
+        self.session, self.seq, self.stored, self.version = "", 0, 0, 0
+        self.reconnections = 0
+        self.welcome: dict[str, Any] = {}
+        self._connect(self._patience)
+
+    def reset(self, observation: Any) -> Any:
+        """The first action of an episode. Of a vector: of all environments; otherwise say `reset` in step()."""
+        count = self._hello.get("environments")
+        return self._ask({"observation": observation, "reset": True if count is None else np.ones(count, bool)})
+
+    def step(
+        self,
+        observation: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        *,
+        reset: Any = None,
+        final_observation: Any = None,
+    ) -> Any:
+        """What the last action led to; the next action. After the end of an episode it is to be ignored."""
+        message = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
+        if reset is not None:
+            message["reset"] = reset
+        if final_observation is not None:
+            message["final_observation"] = final_observation
+        return self._ask(message)
+
+    def act(self, observation: Any, *, reset: Any = None, reward: Any = None) -> Any:
+        """The action of a policy that is served (`shoal serve`, with `role="player"`). `reset`: an episode begins;
+        `reward` is what the last action gave, for a policy that wants to know."""
+        given = {"reset": reset, "reward": reward}
+        message = {key: value for key, value in given.items() if value is not None}
+        return self._ask({"observation": observation, **message}, "act")
+
+    def close(self) -> None:
+        """Say goodbye: the session ends."""
+        if self._connection is not None:
+            try:
+                self._connection.send(pack({"type": "bye"}))
+            except OSError:  # it has ended from the other side
+                pass
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, message: dict[str, Any], kind: str = "step") -> Any:
+        message |= {"type": kind, "seq": self.seq + 1}
+        data, deadline = pack(message), None
+        while True:
+            try:
+                if self._connection is None:
+                    self._connect(self._patience if deadline is None else deadline - time.monotonic())
+                assert self._connection is not None
+                self._connection.send(data)  # what was sent before is known by its number
+                answer = self._receive()
+                self.seq, self.stored, self.version = (
+                    answer["seq"],
+                    answer.get("stored", self.stored),
+                    answer["version"],
+                )
+                return answer["action"]
+            except (OSError, InvalidHandshake) as problem:
+                self._drop(problem)
+                deadline = deadline or time.monotonic() + self._patience
+                if time.monotonic() > deadline:
+                    raise
+                self.reconnections += 1
+
+    def _connect(self, patience: float) -> None:
+        deadline, pause = time.monotonic() + patience, 0.05
+        while True:
+            try:
+                self._connection = Connection(self._url, self._headers, 10.0, self._largest, self._tls)
+                self._connection.receive(10.0)  # the greeting
+                hello = self._hello | ({"session": self.session} if self.session else {})
+                self._connection.send(pack(hello | {"seq": self.seq, "stored": self.stored}))
+                self.welcome = self._receive(10.0)
+                self.session = self.welcome["session"]
+                return
+            except (OSError, InvalidHandshake) as problem:
+                self._drop(problem)
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(2.0, 2 * pause)
+
+    def _receive(self, timeout: float | None = None) -> dict[str, Any]:
+        assert self._connection is not None
+        answer: dict[str, Any] = self._connection.receive(timeout)
+        if answer["type"] == "end":
+            raise Ended(answer["message"])
+        if answer["type"] == "error":
+            if answer["code"] in ("full", "rate", "internal"):
+                raise Lost(1013)
+            raise Refused(f"{answer['code']}: {answer['message']}")
+        return answer
+
+    def _drop(self, problem: Exception) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if isinstance(problem, Lost) and problem.args[0] not in COME_BACK:
+            raise Ended(f"the server closed the connection ({problem.args[0]})") from problem
