@@ -208,8 +208,8 @@ class Data(Acting):
     """Logged data: a dataset that is read again and again."""
 
     env: Factory = NO_ENV
-    """Where the policy is evaluated: a Gymnasium id, module:factory, or in Python the function or class that makes the
-    environment; none: there are data alone, and nothing is evaluated."""
+    """Where actors act and the policy is evaluated: a Gymnasium id, module:factory, or in Python the function or class
+    that makes the environment; none: there are data alone, and nothing is evaluated."""
     data: str | None = None
     """A dataset: a folder that `shoal data import` or `shoal collect` made, a Minari id or folder, a folder of Parquet
     files, an .npz file, or module:function of yours that yields episodes."""

@@ -155,7 +155,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         ("eval", "shoal eval needs one run directory"),
         ("plot", "shoal plot needs run directories"),
         ("plot nowhere", "There is no run directory nowhere"),
-        ("bench speed", "There is no benchmark speed: choose throughput, limits, replay or checkpoints."),
+        ("bench speed", "There is no benchmark speed: choose throughput, limits, update, replay or checkpoints."),
         ("bench throughput impala --repeat 0", "--repeat 0 is too small: give at least 1."),
         ("algorithms impala", "shoal algorithms takes no arguments"),
     ],

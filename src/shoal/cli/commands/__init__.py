@@ -24,7 +24,7 @@ MODULES = {
     "verify": ("verify",),
 }
 NAMES = tuple(sorted(name for names in MODULES.values() for name in names))
-TAKE_ALGORITHM = ("verify", "bench throughput", "bench limits")  # and its options, beside their own
+TAKE_ALGORITHM = ("verify", "bench throughput", "bench limits", "bench update")  # and its options, beside their own
 
 
 def run(name: str, words: Sequence[str]) -> int:

@@ -42,7 +42,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
     "shoal serve": (
         "shoal serve runs/NAME --port 8700",
         "shoal serve runs/NAME:best --follow --workers 2",
-        "shoal serve policy/export-onnx --host 0.0.0.0 --token-file token --tls-certificate cert.pem --tls-key key.pem",
+        "shoal serve policy/export-onnx --host 0.0.0.0 --token-file token",
     ),
     "shoal sweep": ("shoal sweep sweep.toml", "shoal sweep sweep.toml --parallel 4 --trials 20"),
     "shoal runs": ("shoal runs --sort return", "shoal runs --where state=crashed,env=CartPole-v1"),
