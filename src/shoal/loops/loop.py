@@ -48,7 +48,9 @@ class Loop:
 
     def doing(self) -> tuple[str, int]:
         """The activity that it is in, and how many there have been: a number that stands still shows a hang."""
-        return self._reporter.doing()
+        activity, laps = self._reporter.doing()
+        known = not self.still or activity.startswith("waiting")  # else it is guessed by what was before
+        return activity if known else "waiting for others", laps
 
     def _end(self) -> bool:
         """The last thing a loop's `step` returns: who sees that it has finished finds everything reported."""
