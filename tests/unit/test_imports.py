@@ -70,7 +70,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "numpy torch rich",
     ),
     "playing": (
-        "acting checkpoints config data envs errors experiment films loops nets options runs step tree",
+        "acting checkpoints config data envs errors experiment films functional loops nets options runs step tree",
         "numpy torch gymnasium onnxruntime",
     ),
     "diagnosis": (

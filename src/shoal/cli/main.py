@@ -58,6 +58,7 @@ Use what was trained
   eval RUN                   play fresh episodes
   record RUN                 film it: mp4 or gif
   collect RUN --output DATA  play episodes and keep them as a dataset
+  judge RUN --data DATASET   what it would earn, by logged data alone
   export RUN                 as a file that needs no Shoal: ONNX or torch
   serve RUN                  answer programs that ask for actions, over a port
 

@@ -17,7 +17,7 @@ MODULES = {
     "data": ("data",),
     "doctor": ("doctor",),
     "looking": ("compare", "config", "diff", "plot", "runs", "status"),
-    "policies": ("collect", "eval", "export", "record"),
+    "policies": ("collect", "eval", "export", "judge", "record"),
     "scale": ("scale",),
     "serve": ("serve",),
     "sweep": ("sweep",),

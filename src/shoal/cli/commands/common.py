@@ -37,6 +37,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
         "shoal collect runs/NAME --output hopper-expert --episodes 200",
         "shoal collect runs/NAME --output hopper-random --policy random",
     ),
+    "shoal judge": ("shoal judge runs/NAME --data DATASET", "shoal judge runs/NAME --data DATASET --env Pendulum-v1"),
     "shoal record": ("shoal record runs/NAME --output film.gif --episodes 3",),
     "shoal export": ("shoal export runs/NAME --format onnx --output policy",),
     "shoal serve": (

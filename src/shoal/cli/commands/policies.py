@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from shoal.cli.commands.common import OK, Commands, fit, parse, print_json, warn
-from shoal.config import Between, Count, Episodes, NamedValues, Positive, Seed, Whole
+from shoal.config import Between, Count, Episodes, NamedValues, Positive, Seed, Share, Whole
 from shoal.errors import UserError
 
 
@@ -179,9 +179,73 @@ def run_collect(words: Sequence[str]) -> int:
     return OK
 
 
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """By what it is judged."""
+
+    data: str | None = None
+    """The dataset: a folder that `shoal data import` or `shoal collect` made."""
+    env: str | None = None
+    """module:factory or id in which checkpoints are played, to see how far estimates can be trusted; without it the
+    run's own, if it has one."""
+    updates: Count = 3_000
+    """Of fitted Q evaluation, for each set of weights."""
+    episodes: Episodes = 20
+    """Played with each set of weights, where there is an environment."""
+    gamma: Share | None = None
+    """Discount; without it the run's."""
+    checkpoints: bool = True
+    """Judge the run's checkpoints too, where there is an environment."""
+    seed: Seed = 0
+    """Of bootstraps, networks and environments."""
+    trust: bool = False
+    """Let a run that was not made on this account run the code that it names. Asked once."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run_judge(words: Sequence[str]) -> int:
+    description = (
+        "Judge the greedy policy of a run by logged data, without playing it: fitted Q evaluation and importance "
+        "sampling, each with an interval of 95 %, and how far to trust them."
+    )
+    options, (source,) = parse(words, "shoal judge", description, JudgeOptions, "RUN")
+    from shoal.experiment.view import amount
+    from shoal.playing.judging import judge, trust_of
+
+    if options.data is None:
+        raise UserError("--data is missing: name the dataset by which the policy is judged.")
+    names = ("env", "updates", "episodes", "gamma", "checkpoints", "seed", "trust")
+    found = judge(source, options.data, **{name: getattr(options, name) for name in names}, tell=warn)
+    if options.json:
+        print_json(dataclasses.asdict(found) | {"trust": trust_of(found)})
+        return OK
+
+    def line(name: str, estimate: Sequence[float], more: str = "") -> str:
+        value, low, high = map(amount, estimate)
+        return f"  {name:22} {value:>10}   [{low}, {high}]{more}"
+
+    print(f"{found.algorithm} of {found.run_dir}, by {found.episodes:,} episodes of {found.data}")
+    print(f"returns discounted by {found.gamma:g}, with intervals of 95 % by bootstraps of the episodes")
+    print(f"  {'the data themselves':22} {amount(found.data_value):>10}")
+    print(line("fitted Q evaluation", found.judged[0].fitted_q))
+    if found.importance is None:
+        print(f"  {'importance sampling':22} {'none':>10}   {found.why_no_importance}")
+    else:
+        print(line("importance sampling", found.importance, f", of which {found.effective:.1f} episodes count"))
+    played = [each for each in found.judged if each.played is not None]
+    if played:
+        print("fitted Q evaluation beside what was played, which is not discounted:")
+    for each in played:
+        print(line(each.weights, each.fitted_q, f"   played {amount(each.played or 0.0)}"))
+    print(fit(trust_of(found), sys.stdout))
+    return OK
+
+
 COMMANDS: Commands = {
     "collect": (run_collect, (CollectOptions,)),
     "eval": (run_eval, (EvalOptions,)),
+    "judge": (run_judge, (JudgeOptions,)),
     "record": (run_record, (RecordOptions,)),
     "export": (run_export, (ExportOptions,)),
 }
