@@ -25,7 +25,7 @@ from shoal.config import (
     config,
 )
 from shoal.errors import UserError
-from shoal.types import NO_ENV
+from shoal.types import EXTERNAL, NO_ENV
 
 Activation = Literal["tanh", "relu"]
 Images = Literal["nature", "resnet"]
@@ -62,7 +62,38 @@ class Acting:
 
 
 @config()
-class CentralInference(Acting):
+class Outside(Acting):
+    """Environments that are outside (--env external): clients bring them to a gateway, which acts for them."""
+
+    listen: str | None = None
+    """HOST:PORT for clients; on other hosts than this machine they must show a token."""
+    spaces: str | None = None
+    """A JSON file with the records of observation and action space; without it the first client says what they are."""
+    token_file: str | None = None
+    """A file with the token that clients must show."""
+    tls_certificate: str | None = None
+    """A PEM file, for wss:// and https://."""
+    tls_key: str | None = None
+    """The PEM file with its key."""
+    session_seconds: Seconds = 60.0
+    """How long a client that has lost its connection is remembered, with its episode."""
+    clients_wait: Seconds = 0.002
+    """Seconds a client's message waits for those of others, to share a batch."""
+    largest_message: Count = 16_777_216
+    """Bytes of a client's message."""
+
+    @Constraint
+    def _somebody_can_come(self) -> None:
+        if self.env == EXTERNAL and self.listen is None:
+            raise UserError(
+                "--env external needs --listen HOST:PORT: where clients find the run, such as 127.0.0.1:8700."
+            )
+        if self.env != EXTERNAL and self.listen is not None:
+            raise UserError("--listen is for environments that are outside: give --env external, or leave it out.")
+
+
+@config()
+class CentralInference(Outside):
     """Networks beside the actors, or in servers of their own."""
 
     inference: Literal["local", "central"] = "local"

@@ -34,10 +34,12 @@ class Role(StrEnum):
     ACTOR = "actor"  # steps environments
     WORKER = "worker"  # steps environments and learns from them
     INFERENCE = "inference"  # acts for actors
+    GATEWAY = "gateway"  # acts for simulators outside, and writes down their experience
     EVALUATOR = "evaluator"  # judges a policy
     OTHER = "other"  # whatever else a program needs
 
 
+EXTERNAL = "external"  # named in the place of an environment that is outside: clients bring it
 NO_ENV = "none"  # named in the place of an environment where there are only data of one
 GIVEN_UP = "given up"  # the name of a thread that is in the midst of foreign code, and not waited for
 MAIN = "main"  # the policy of a program that has one: its nodes' names and numbers need not say so

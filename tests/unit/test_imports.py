@@ -47,8 +47,8 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "services": ("acting buffers errors flat program replay retry state step sync tree versions", "torch numpy"),
     "optim": ("flat schedules services sync", "torch"),
     "loops": (
-        "acting batches config data envs errors factories films learning nets optim options products program replay "
-        "retry services state step sync tree versions",
+        "acting batches config data envs errors factories films gateway learning nets optim options products program "
+        "replay retry services state step sync tree versions",
         "torch numpy",
     ),
     "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack"),
@@ -65,9 +65,9 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "analysis": ("config errors runs", "numpy matplotlib"),
     "arguments": ("config errors runs", ""),
     "experiment": (
-        "acting analysis arguments checkpoints config data envs errors loops nets options program replay runs runtime "
-        "services versions",
-        "numpy torch rich",
+        "acting analysis arguments checkpoints config data envs errors gateway loops nets options program replay runs "
+        "runtime services versions",
+        "numpy torch rich gymnasium",
     ),
     "playing": (
         "acting checkpoints config data envs errors experiment films functional loops nets options runs step tree",

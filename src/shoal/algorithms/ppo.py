@@ -26,7 +26,7 @@ from shoal.learning import Update
 from shoal.loops.wiring import Settings, rollout_program
 from shoal.nets.building import Spaces, make_actor_critic
 from shoal.nets.normalize import RewardNormalizer
-from shoal.options import OnPolicy, Proximal
+from shoal.options import OnPolicy, Outside, Proximal
 from shoal.program import Program
 from shoal.replay import Table
 from shoal.schedules import AnnealedBySteps
@@ -67,7 +67,7 @@ from shoal.state import Stateful
     # rollouts
     unroll=32,
 )
-class Config(OnPolicy, Proximal):
+class Config(OnPolicy, Proximal, Outside):
     value_clip: Amount = 0.0
     """How far values may move before they gain no more; 0: as far as they like."""
     target_kl: Amount = 0.0

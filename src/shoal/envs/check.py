@@ -108,6 +108,18 @@ def stacked_space(space: Space[Any], count: int) -> Space[Any]:
     return space
 
 
+def frame_space(space: Space[Any], stacks: Mapping[str, int], name: str = "observation") -> Space[Any]:
+    """The space of the frames whose stacks are in `space`, at these places of it."""
+    match space:
+        case spaces.Dict():
+            return spaces.Dict({key: frame_space(part, stacks, f"{name}/{key}") for key, part in space.items()})
+        case spaces.Tuple():
+            return spaces.Tuple(frame_space(part, stacks, f"{name}/{i}") for i, part in enumerate(space.spaces))
+        case spaces.Box() if name in stacks:
+            return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+    return space
+
+
 def _as_float32(space: spaces.Box) -> spaces.Box:
     with np.errstate(over="ignore"):  # a bound beyond float32 is no bound
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)

@@ -60,11 +60,12 @@ def describe_data(
     action: spaces.Space[Any],
     native_action: spaces.Space[Any],
     stack: int = 0,
+    env: str = NO_ENV,
 ) -> EnvSpec:
-    """What is known where there are data of an environment and no environment: its spaces."""
+    """What is known where there are data of an environment and no environment, or one that is outside: its spaces."""
     stack = stack or 1
     return EnvSpec(
-        NO_ENV,
+        env,
         check.stacked_space(observation, stack),
         action,
         kind_of(observation, action),

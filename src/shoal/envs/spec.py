@@ -14,7 +14,7 @@ from shoal import tree
 from shoal.envs import check
 from shoal.envs.names import Environment
 from shoal.errors import name_of
-from shoal.types import NO_ENV
+from shoal.types import EXTERNAL, NO_ENV
 
 EnvOptions = Mapping[str, Any]  # of an environment, by name
 Vectorizer = Literal["auto", "native", "sync", "async"]
@@ -52,7 +52,17 @@ class EnvSpec:
     @property
     def at_hand(self) -> bool:
         """Whether there is an environment at all, and not only the spaces of data."""
-        return self.env != NO_ENV
+        return self.env not in (NO_ENV, EXTERNAL)
+
+    @property
+    def outside(self) -> bool:
+        """Whether clients of a gateway bring it."""
+        return self.env == EXTERNAL
+
+    @property
+    def frame_space(self) -> spaces.Space[Any]:
+        """The space of what the environment gives: single frames, where a policy sees stacks."""
+        return check.frame_space(self.observation_space, self.stacks)
 
     @property
     def spec(self) -> Environment:

@@ -56,7 +56,12 @@ def prepare(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions
             f"--frame-stack {cfg.frame_stack} has nothing to stack: {env.name} gives no images, which are numbers on "
             "three axes or bytes on two, of at least 5 by 5 pixels. Leave it out."
         )
-    if not env.at_hand:
+    if env.outside:
+        if options.runtime == "inline":
+            raise UserError("--runtime inline has no clock of its own for clients outside: take local or ray.")
+        if options.record_every:
+            raise UserError("--record-every needs an environment that Shoal draws itself: leave it out.")
+    elif not env.at_hand:
         _refuse_playing(options)
     if options.record_every:
         check_drawn(env.for_evaluation())

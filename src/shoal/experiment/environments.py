@@ -14,9 +14,10 @@ from shoal.envs import EnvSpec, describe, describe_data
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
 from shoal.options import Acting, Data, Experience, Learning, Rollouts
-from shoal.types import NO_ENV
+from shoal.types import EXTERNAL, NO_ENV
 
 C = TypeVar("C", bound=Acting)
+CLIENTS = 16  # environments outside for which batches are made, where nothing else is said
 LEAST = 8  # rollouts of a batch, below which it is not made smaller
 
 
@@ -52,6 +53,10 @@ def describe_task(cfg: Acting) -> EnvSpec:
 
 def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
     """With the options of the config. `apart` is as for `describe`."""
+    if cfg.env == EXTERNAL:
+        from shoal.experiment.outside import describe_outside  # needs packages of an extra
+
+        return describe_outside(cfg)
     if cfg.env == NO_ENV:
         raise UserError("--env is missing: there is no environment to play in; name the one that the data are of.")
     validate_fields(cfg, but=("env",))  # of which `describe` can say more
@@ -87,6 +92,8 @@ def fit(cfg: C, env: EnvSpec, runtime: str) -> tuple[C, EnvSpec]:
     if runtime == "inline" or not given(cfg).isdisjoint(("envs_per_actor", "preset")):
         return cfg, env
     most, why = most_environments(env, cfg.actors)
+    if env.outside:
+        most, why = CLIENTS, f"clients are outside, and their number is not known: {CLIENTS} environments are assumed"
     had = cfg.envs_per_actor
     if most is None or most >= had:
         return cfg, env

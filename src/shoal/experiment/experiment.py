@@ -146,7 +146,11 @@ class Experiment:
             f"{options.stop_line()}{own} · run directory {run}",
             *([] if self.env.vectorizer_note is None else [self.env.vectorizer_note]),
             *([] if self.env.mask_note is None else [self.env.mask_note]),
-            *([] if self.env.at_hand else [f"no environment: evaluation is left out ({self._remedy()})"]),
+            *(
+                []
+                if self.env.at_hand or self.env.outside
+                else [f"no environment: evaluation is left out ({self._remedy()})"]
+            ),
             *([f"note: {lost}"] if lost else []),
             *([] if self.resumed is None else self.resumed.lines),
             *([] if self.restored is None else self.restored.lines),

@@ -274,7 +274,7 @@ class RowReader:
                 raise WireError(f"{place!r} is outside of its space {space}")
         elif isinstance(space, spaces.MultiBinary) and np.any(array > 1):
             raise WireError(f"{place!r} is outside of its space {space}")
-        return array
+        return array if array.flags.writeable else array.copy()  # torch would warn of tensors that share it
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -16,10 +16,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
@@ -28,6 +28,7 @@ from shoal.errors import UserError
 from shoal.gateway.messages import PROTOCOL, Hello, Refused, error
 from shoal.gateway.wire import Message, WireError, pack, unpack
 
+T = TypeVar("T")
 log = logging.getLogger("shoal.gateway")
 
 BACKLOG = 1024  # connections that the kernel holds until they are looked at
@@ -87,6 +88,18 @@ class Security:
             )
         if (self.certificate is None) != (self.key is None):
             raise UserError("TLS needs both files: give --tls-certificate and --tls-key.")
+
+    @staticmethod
+    def from_files(token_file: str | None, certificate: str | None, key: str | None) -> Security:
+        """The token stands in a file: options are seen by everybody on the machine, and recorded."""
+        token = None
+        if token_file is not None:
+            try:
+                token = Path(token_file).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as problem:
+                why = getattr(problem, "strerror", None) or problem
+                raise UserError(f"--token-file {token_file} cannot be read: {why}.") from None
+        return Security(token, (certificate and Path(certificate)) or None, (key and Path(key)) or None)
 
     def allows(self, shown: str) -> bool:
         return self.token is None or hmac.compare_digest(self.token.encode(), shown.encode())
@@ -510,6 +523,18 @@ class DoorThread:
         if loop is not None:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(function, *args)
+
+    def run(self, coroutine: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T | None:
+        """What comes of it in the loop's thread; None where the loop has ended, or after so many seconds."""
+        loop = self._loop
+        if loop is None:
+            return None
+        future = asyncio.run_coroutine_threadsafe(coroutine(), loop)
+        try:
+            return future.result(seconds)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            future.cancel()
+            return None
 
     def stop(self, grace: float = 5.0, why: str = "the server stops", code: int = WSCloseCode.GOING_AWAY) -> None:
         """As `Door.stop`; returns when the thread has ended."""

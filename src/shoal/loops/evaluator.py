@@ -66,6 +66,7 @@ class Evaluator(Loop):
     role = Role.EVALUATOR
     restart = True
     spread = True
+    most_of_time = MOST_OF_TIME
 
     def __init__(
         self,
@@ -86,19 +87,30 @@ class Evaluator(Loop):
         self._policy = make_policy(seed + 1)
         self._weights = weights
         self._metrics = metrics
+        self._prepare_judging(metrics, episodes, every, target)
+        self._losses = LossReport(self._envs, self._reporter, "lost_evaluations")
+        if note is not None:
+            self._reporter.note(note)
+        self._filming = None if filming is None else filming(seed + 2, self._reporter.note)
+
+    def _prepare_judging(self, metrics: Metrics, episodes: int, every: float, target: float | None) -> None:
         policy = current().policy
         self._named = {} if policy == MAIN else {"policy": policy}
         self._reporter = Reporter(metrics)
-        self._losses = LossReport(self._envs, self._reporter, "lost_evaluations")
         self._episodes, self._every, self._target = episodes, every, target
         self._playing = Condition()  # the environments are used by one evaluation at a time
         self._version = NONE  # evaluated last
         self._confirmed: tuple[int, Columns] | None = None
         self._best: tuple[float, int, Columns] | None = None
         self._next = 0.0
-        if note is not None:
-            self._reporter.note(note)
-        self._filming = None if filming is None else filming(seed + 2, self._reporter.note)
+
+    def _ready(self) -> bool:
+        """Whether there is where to play."""
+        return True
+
+    def _load(self, version: int, weights: Columns) -> None:
+        """Play with these from now on."""
+        self._policy.load(weights)
 
     def step(self) -> bool:
         report = self._reporter
@@ -112,12 +124,15 @@ class Evaluator(Loop):
             return self._end()
         if found is None:
             return True
+        if not self._ready():
+            self._next = begun + self._every
+            return True
         try:
             self._evaluate(*found, give_up=lambda: self._finishing)
         except Interrupted:
             return self._end()
         spent = monotonic() - begun
-        self._next = begun + max(self._every, spent / MOST_OF_TIME)
+        self._next = begun + max(self._every, spent / self.most_of_time)
         if self._confirmed is not None:
             return self._end()
         if self._filming is not None and self._filming.due():
@@ -131,7 +146,7 @@ class Evaluator(Loop):
         """Evaluate the weights with which the run ends, unless it was the last thing done; call `finish` before. False
         when it took longer than `seconds`, of the real clock: on a virtual one no time passes within a call."""
         deadline = time.monotonic() + seconds
-        if version == self._version:
+        if version == self._version or not self._ready():
             return True
         try:
             self._evaluate(version, weights, give_up=lambda: time.monotonic() > deadline)
@@ -182,7 +197,7 @@ class Evaluator(Loop):
     def _evaluate(self, version: int, weights: Columns, give_up: Callable[[], bool]) -> None:
         """Evaluate weights, confirm that they reach the target if they seem to, and hand the result to the metrics."""
         with self._playing:
-            self._policy.load(weights)
+            self._load(version, weights)
             returns = self._play(self._episodes, give_up)
             reached = False
             if self._target is not None and np.mean(returns) >= self._target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ from shoal.options import (
     OffPolicy,
     Online,
     OnPolicy,
+    Outside,
     Proximal,
     Unrolls,
 )
@@ -66,6 +67,9 @@ from shoal.services.inference import InferenceServer
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.types import MAIN, Role
+
+if TYPE_CHECKING:
+    from shoal.loops.gateway import GatewayLoop
 
 ACTING_SHARE = 0.25  # of a GPU that is left to those who act where a learner works on it
 SMALLEST_SHARE = 1e-4  # of a GPU that can be asked for
@@ -187,6 +191,7 @@ class Wiring(Generic[C]):
             self.metrics = self.program.add("metrics", Metrics, max_steps=settings.max_steps)
         else:
             self.program, self.metrics = beside.program, beside.metrics
+        self.gateway: GatewayLoop | None = None
         self.weights = self.group("weights").add(self.name("weights"), WeightStore)
 
     def name(self, stem: str) -> str:
@@ -294,6 +299,9 @@ class Wiring(Generic[C]):
         cfg = self.cfg
         _refuse_on_device(self.env)
         policy = partial(make_policy, cfg, self.env)
+        if self.env.outside:
+            self._add_gateway(policy, writes, pattern, rows, cfg.actors * cfg.envs_per_actor if synchronous else 0)
+            return
         build = partial(make_envs, self.env, cfg.envs_per_actor, cfg.vectorizer)
         patterns = {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)}
         if isinstance(cfg, CentralInference) and cfg.inference == "central":
@@ -313,6 +321,33 @@ class Wiring(Generic[C]):
             synchronous=synchronous,
         )
         self.place_acting(f"{self.name('actor')}/*", cfg.actors)
+
+    def _add_gateway(
+        self, policy: Callable[..., Policy], writes: ReplayHandles, pattern: Pattern, rows: int, round_items: int
+    ) -> None:
+        """`gateway`, in the place of actors: clients bring the environments."""
+        from shoal.loops.gateway import GatewayLoop, security  # needs packages of an extra
+
+        cfg = _with(Outside, self.cfg)
+        assert cfg.listen is not None  # by its constraint
+        self.gateway = self.group("actors", Role.GATEWAY).add(
+            self.name("gateway"),
+            GatewayLoop,
+            policy,
+            {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)},
+            rows,
+            writes.shards,
+            self.weights,
+            self.metrics,
+            env=self.env,
+            listen=cfg.listen,
+            security=partial(security, cfg.token_file, cfg.tls_certificate, cfg.tls_key),
+            max_wait=cfg.clients_wait,
+            expiry=cfg.session_seconds,
+            round_items=round_items,
+            message_bytes=cfg.largest_message,
+        )
+        self.place_acting(self.name("gateway"), 1)
 
     def _add_remote_actors(
         self,
@@ -473,6 +508,9 @@ class Wiring(Generic[C]):
     def add_evaluator(self, make_policy: MakePolicy[C]) -> None:
         """`evaluator`, with the greedy policy and environments of its own."""
         settings, cfg = self.settings, self.cfg
+        if settings.evaluate and self.env.outside:
+            self._add_judge()
+            return
         if not settings.evaluate or not self.env.at_hand:
             return
         at_once = min(settings.eval_episodes, AT_ONCE)
@@ -494,6 +532,23 @@ class Wiring(Generic[C]):
             filming=filming,
         )
         self.place_acting(self.name("evaluator"), cfg.actors)
+
+    def _add_judge(self) -> None:
+        """`evaluator`: clients of the gateway play for it."""
+        from shoal.loops.gateway import ClientsEvaluator
+
+        assert self.gateway is not None
+        settings = self.settings
+        self.group("evaluators").add(
+            self.name("evaluator"),
+            ClientsEvaluator,
+            self.gateway,
+            self.weights,
+            self.metrics,
+            episodes=settings.eval_episodes,
+            every=settings.eval_every,
+            target=settings.target,
+        )
 
     # ---- machines
 
@@ -569,10 +624,13 @@ def rollout_program(
         wiring.add_learners(learner, source=wiring.rollout_source(policy, batch), publish_every=publish_every)
         wiring.add_evaluator(policy)
         return wiring.program
+    rounds = synchronous
+    if env.outside and synchronous:  # clients come and go: so many rollouts are a round, whoever brings them
+        table, synchronous = Table.queue(table.name, batch), False
     rollouts = wiring.add_replay(table)
     source = wiring.table_source(rollouts, batch, prefetch=prefetch, synchronous=synchronous)
     wiring.add_learners(learner, source=source, publish_every=publish_every)
-    wiring.add_actors(policy, writes=rollouts, pattern=rollout(cfg.unroll), rows=cfg.unroll, synchronous=synchronous)
+    wiring.add_actors(policy, writes=rollouts, pattern=rollout(cfg.unroll), rows=cfg.unroll, synchronous=rounds)
     wiring.add_evaluator(policy)
     return wiring.program
 

@@ -1,0 +1,419 @@
+"""Simulators outside: every row is stored once, whoever comes, goes, repeats or dies, and a run learns from them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import shoal
+from shoal.algorithms import a3c, impala, ppo
+from shoal.envs import describe_data
+from shoal.errors import UserError
+from shoal.gateway.server import Security
+from shoal.loops.gateway import GatewayLoop
+from shoal.nets.weights import export_weights
+from shoal.replay import Replay, Table, rollout
+from shoal.services.metrics import Metrics
+from shoal.services.weights import WeightStore
+from shoal.types import EXTERNAL
+from shoal.versions import make_version
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "clients" / "python"))
+
+from shoal_client import Client, Ended, Lost, Refused
+
+UNROLL = 4
+OBSERVATION = {"kind": "box", "shape": [3], "dtype": "float32", "low": "-inf", "high": "inf"}
+ACTION = {"kind": "discrete", "n": 2, "start": 5}
+BOX, DISCRETE = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(2, start=5)
+ENV = describe_data(EXTERNAL, BOX, spaces.Discrete(2), DISCRETE, env=EXTERNAL)
+CFG = impala.Config(env=EXTERNAL, listen="127.0.0.1:0", hidden=(8,))
+
+
+class Running:
+    """A gateway without a program around it: its services are objects of this process."""
+
+    def __init__(self, **options: Any) -> None:
+        self.replay = Replay([Table.queue("rollouts", 100_000)])
+        self.weights, self.metrics = WeightStore(), Metrics()
+        policy = impala.make_policy(CFG, ENV, 0)
+        self.weights.publish(export_weights(policy.network), make_version(0, 0))
+        self.gateway = GatewayLoop(
+            partial(impala.make_policy, CFG, ENV),
+            {"rollouts": rollout(UNROLL)},
+            UNROLL,
+            [self.replay],
+            self.weights,
+            self.metrics,
+            env=ENV,
+            listen="127.0.0.1:0",
+            security=Security,
+            max_wait=0.001,
+            **options,
+        )
+        self.url = f"ws://127.0.0.1:{self.gateway.address()[1]}"
+        self._thread = threading.Thread(target=self._drive, daemon=True)
+        self._thread.start()
+
+    def _drive(self) -> None:
+        while self.gateway.step():
+            pass
+
+    def counts(self) -> dict[str, float]:
+        self.gateway.report()
+        counts: dict[str, float] = self.metrics.snapshot()["counts"]
+        return counts
+
+    def stop(self) -> None:
+        self.gateway.finish()
+        self._thread.join(10)
+        self.gateway.close()
+
+    def rows(self) -> dict[int, list[tuple[int, int, float, bool, bool]]]:
+        """(episode, step, reward, terminated, valid) of each client, as learners would read them: every transition of
+        every item once."""
+        found: dict[int, list[tuple[int, int, float, bool, bool]]] = {}
+        size = self.replay.info()["rollouts"]["size"]
+        data = self.replay.sample("rollouts", size).data if size else None
+        for item in range(size):
+            assert data is not None
+            for row in range(UNROLL):
+                who, episode, step = (int(number) for number in data["observation"][row, item])
+                rest = tuple(data[name][row, item].item() for name in ("reward", "terminated", "valid"))
+                found.setdefault(who, []).append((episode, step, *rest))
+        return found
+
+
+@pytest.fixture
+def running() -> Iterator[Any]:
+    made: list[Running] = []
+
+    def start(**options: Any) -> Running:
+        made.append(Running(**options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.stop()
+
+
+LENGTH = 6  # steps of an episode
+
+
+class Numbered:
+    """A simulator whose observations say who it is, which episode it is in, and at which step."""
+
+    def __init__(self, who: int, url: str, **options: Any) -> None:
+        self.who, self.episode, self.time = who, 0, 0
+        self.same = options.get("autoreset") == "same_step"
+        self.client = Client(url, observation_space=OBSERVATION, action_space=ACTION, **options)
+        self.action = self.client.reset(self.observed())
+
+    def observed(self) -> Any:
+        return np.array([self.who, self.episode, self.time], np.float32)
+
+    def step(self) -> None:
+        assert self.action in (5, 6), "in the client's own numbers"
+        self.time += 1
+        ended, final = self.time == LENGTH, self.observed()
+        terminated, truncated = ended and self.episode % 2 == 0, ended and self.episode % 2 == 1
+        if ended:
+            self.episode, self.time = self.episode + 1, 0
+        if ended and self.same:
+            self.action = self.client.step(self.observed(), 1.0, terminated, truncated, final_observation=final)
+            return
+        self.action = self.client.step(final, 1.0, terminated, truncated)
+        if ended:
+            self.action = self.client.reset(self.observed())
+
+
+def expected(count: int) -> list[tuple[int, int, float, bool, bool]]:
+    """The first rows of a simulator as they are to be stored."""
+    rows: list[tuple[int, int, float, bool, bool]] = []
+    episode = 0
+    while len(rows) < count:
+        rows += [(episode, t, 1.0, t == LENGTH - 1 and episode % 2 == 0, True) for t in range(LENGTH)]
+        rows.append((episode, LENGTH, 0.0, False, False))
+        episode += 1
+    return rows[:count]
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_rows_are_stored_once_and_in_order(running: Any, autoreset: str) -> None:
+    one = running()
+    simulators = [Numbered(who, one.url, autoreset=autoreset) for who in range(3)]
+    for _ in range(40):
+        for simulator in simulators:
+            simulator.step()
+    for who, rows in one.rows().items():
+        assert len(rows) >= 40
+        assert rows == expected(len(rows)), f"client {who}"
+    counts = one.counts()
+    assert counts["env_steps"] == 120
+    assert counts["episodes"] == 3 * (40 // LENGTH)
+    assert all(simulator.client.seq - simulator.client.stored <= UNROLL + 1 for simulator in simulators)
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_a_vector_is_one_client(running: Any, autoreset: str) -> None:
+    one, count = running(), 3
+    client = Client(
+        one.url, observation_space=OBSERVATION, action_space=ACTION, environments=count, autoreset=autoreset
+    )
+    times, episodes, done = np.array([0, 2, 4]), np.zeros(count, int), np.zeros(count, bool)
+    first = times.copy()
+
+    def observed() -> Any:
+        return np.stack([np.arange(count), episodes, times], 1).astype(np.float32)
+
+    action = client.reset(observed())
+    for _ in range(40):
+        assert action.shape == (count,)
+        reset = done if autoreset == "next_step" else np.zeros(count, bool)
+        times = np.where(reset, 0, times + 1)
+        episodes = episodes + reset
+        done = times == LENGTH
+        rewards, final = np.where(reset, 0.0, 1.0), observed()
+        if autoreset == "same_step":
+            times, episodes = np.where(done, 0, times), episodes + done
+            action = client.step(observed(), rewards, done, np.zeros(count, bool), final_observation=final)
+        else:
+            action = client.step(observed(), rewards, done, np.zeros(count, bool), reset=reset)
+    client.close()
+    found = one.rows()
+    assert set(found) == set(range(count))
+    for who, rows in found.items():
+        whole = [(e, t, 0.0 if t == LENGTH else 1.0, t == LENGTH - 1, t != LENGTH) for e in range(9) for t in range(7)]
+        begin = int(first[who])
+        assert rows == whole[begin : begin + len(rows)], f"environment {who}"
+
+
+def drop(client: Client) -> None:
+    """The connection is lost without a word."""
+    assert client._connection is not None
+    client._connection._socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_client_that_comes_back_goes_on_without_a_step_lost_or_doubled(running: Any) -> None:
+    one, simulator = running(), None
+    simulator = Numbered(0, one.url)
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        if random.random() < 0.3:
+            drop(simulator.client)
+        simulator.step()
+    rows = one.rows()[0]
+    assert rows == expected(len(rows))
+    assert len(rows) >= 60
+    assert simulator.client.reconnections > 5
+    assert one.counts()["reconnections"] == simulator.client.reconnections
+
+
+def test_an_answer_that_was_lost_is_given_again(running: Any) -> None:
+    one = running()
+    simulator = Numbered(0, one.url)
+    for _ in range(20):
+        client = simulator.client
+        ask, state = client._ask, (client.seq, client.stored)
+
+        def twice(message: dict[str, Any], ask: Any = ask, client: Client = client, state: Any = state) -> Any:
+            first = ask(dict(message))
+            client.seq, client.stored = client.seq - 1, state[1]
+            assert ask(dict(message)) == first
+            return first
+
+        client._ask = twice  # type: ignore[method-assign]
+        simulator.step()
+        client._ask = ask  # type: ignore[method-assign]
+    rows = one.rows()[0]
+    assert rows == expected(len(rows))
+    assert one.counts()["repeated_messages"] >= 20
+
+
+def test_a_client_that_dies_costs_its_episode_and_no_row(running: Any) -> None:
+    one = running(expiry=0.2)
+    first = Numbered(0, one.url)
+    for _ in range(9):  # 3 steps into the second episode
+        first.step()
+    drop(first.client)
+    deadline = time.monotonic() + 10
+    while not one.gateway._free and time.monotonic() < deadline:
+        time.sleep(0.02)
+    second = Numbered(1, one.url)
+    for _ in range(30):
+        second.step()
+    rows = one.rows()
+    assert rows[0][: len(rows[0])] == [
+        *expected(7),
+        *((1, t, 1.0, False, True) for t in range(3)),
+        (1, 3, 0.0, False, False),
+    ]
+    assert rows[1] == expected(len(rows[1]))
+    counts = one.counts()
+    assert (counts["lost_episodes"], counts["expired_sessions"]) == (1, 1)
+
+
+def test_who_says_goodbye_leaves_a_stream_to_the_next(running: Any) -> None:
+    one = running()
+    for who in range(5):
+        simulator = Numbered(who, one.url)
+        for _ in range(7):
+            simulator.step()
+        simulator.client.close()
+        time.sleep(0.1)
+    assert len(one.gateway._slots) == 1
+    stored = [row for rows in one.rows().values() for row in rows]
+    assert len(stored) >= 5 * 8 - UNROLL
+    assert one.counts()["lost_episodes"] == 5
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(running: Any) -> None:
+    one = running()
+    with pytest.raises(Refused, match="the run's observation space"):
+        Client(one.url, observation_space=OBSERVATION | {"shape": [4]}, action_space=ACTION)
+    with pytest.raises(Refused, match="the run's action space"):
+        Client(one.url, observation_space=OBSERVATION, action_space=ACTION | {"n": 3})
+    with pytest.raises(Refused, match="shoal serve"):
+        Client(one.url, role="player")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"observation": np.zeros(4)}, "has shape"),
+        ({"observation": np.array([np.nan, 0, 0])}, "NaN"),
+        ({"observation": np.zeros(3), "action_mask": np.ones(2)}, "masks"),
+        ({"observation": np.zeros(3), "reward": np.inf}, "NaN or infinity"),
+        ({"observation": np.zeros(3), "reset": True, "terminated": True}, "a reset and the end"),
+    ]
+    for message, said in wrong:
+        client = Client(one.url)
+        with pytest.raises(Refused, match=said):
+            client._ask(message)
+        client.close()
+    client = Client(one.url)
+    client.seq = 7
+    with pytest.raises(Refused, match="number 1, and not 8"):
+        client._ask({"observation": np.zeros(3)})
+
+
+def test_there_is_room_for_so_many(running: Any) -> None:
+    one = running(environments=2)
+    held = Client(one.url, environments=2)
+    with pytest.raises(Lost):
+        Client(one.url, patience=0.2)
+    held.close()
+    Client(one.url).close()
+
+
+def test_evaluators_judge_and_wait_meanwhile(running: Any) -> None:
+    one = running()
+    returns: list[float] = []
+
+    def play() -> None:
+        simulator = Numbered(9, one.url, role="evaluator")
+        with contextlib.suppress(Ended):
+            while not stop.is_set():
+                simulator.step()
+
+    stop = threading.Event()
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not one.gateway.evaluators() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found = one.weights.newer(-1)
+    for _ in range(3):
+        asked = one.gateway.judge(*found, 4)
+        assert asked is not None
+        played: list[float] | None = []
+        while played == [] and time.monotonic() < deadline:
+            played = one.gateway.judged(asked, 4, 1.0)
+        assert played is not None
+        returns += played
+    stop.set()
+    assert returns == [float(LENGTH)] * 12
+    assert one.rows() == {}, "what evaluators see is not learned from"
+    assert "env_steps" not in one.counts()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def corridor(url: str, role: str, ended: list[str], failed: list[BaseException], **options: Any) -> None:
+    """Go right four times in a row: a task that is learned in no time."""
+    box = {"kind": "box", "shape": [1], "dtype": "float32", "low": 0.0, "high": 4.0}
+    space = {"kind": "dict", "parts": {"place": box, "end": {"kind": "discrete", "n": 2, "start": 0}}}
+    action_space = {"kind": "discrete", "n": 2, "start": 0}
+    try:
+        with Client(
+            url, observation_space=space, action_space=action_space, role=role, patience=60, **options
+        ) as client:
+            place = time_ = 0
+
+            def observed() -> dict[str, Any]:
+                return {"place": np.array([place], np.float32), "end": np.int64(place == 4)}
+
+            action = client.reset(observed())
+            while True:
+                place, time_ = min(max(place + (1 if action else -1), 0), 4), time_ + 1
+                terminated, truncated = place == 4, time_ == 20
+                action = client.step(observed(), 1.0 if terminated else -0.1, terminated, truncated)
+                if terminated or truncated:
+                    place = time_ = 0
+                    action = client.reset(observed())
+    except Ended as end:
+        ended.append(str(end))
+    except BaseException as problem:
+        failed.append(problem)
+
+
+@pytest.mark.parametrize("algorithm", [impala, ppo], ids=["impala", "ppo"])
+def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: Any, tmp_path: Path) -> None:
+    """Spaces are said by the first client, who is asked to come back when the run has been started."""
+    port, ended, failed = free_port(), [], []
+    roles = ["environment"] * 3 + ["evaluator"]
+    url = f"ws://127.0.0.1:{port}"
+    threads = [threading.Thread(target=corridor, args=(url, role, ended, failed), daemon=True) for role in roles]
+    for thread in threads:
+        thread.start()
+    small: dict[str, Any] = {"hidden": (16,), "unroll": 8, "learning_rate": 5e-3, "reward_scale": 1.0}
+    small |= {"batch": 4, "queue": 4} if algorithm is impala else {"actors": 1, "envs_per_actor": 4, "minibatches": 2}
+    cfg = algorithm.Config(env="external", listen=f"127.0.0.1:{port}", **small)
+    result = shoal.train(cfg, quiet=True, stop_return=0.65, stop_seconds=60, run_dir=str(tmp_path / "run"))
+    for thread in threads:
+        thread.join(20)
+    assert not failed
+    assert result.stopped_by == "return"
+    assert ended == ["the run has ended"] * 4
+    assert result.env_steps > 100
+
+
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--listen HOST:PORT"):
+        shoal.train(impala.Config(env="external"), quiet=True)
+    with pytest.raises(UserError, match="--env external"):
+        shoal.train(impala.Config(env="CartPole-v1", listen="127.0.0.1:1"), quiet=True)
+    with pytest.raises(UserError, match="such as impala"):
+        shoal.train(a3c.Config(env="external"), quiet=True)
+    record = tmp_path / "spaces.json"
+    record.write_text(json.dumps({"observation": OBSERVATION, "action": ACTION}))
+    cfg = impala.Config(env="external", listen="127.0.0.1:0", spaces=str(record))
+    with pytest.raises(UserError, match="--runtime inline"):
+        shoal.train(cfg, quiet=True, runtime="inline", stop_updates=1)
+    record.write_text("{}")
+    with pytest.raises(UserError, match="--spaces"):
+        shoal.train(cfg, quiet=True, stop_updates=1)
+    with pytest.raises(UserError, match="--token-file"):
+        shoal.train(impala.Config(env="external", listen="0.0.0.0:8700"), quiet=True)
