@@ -391,7 +391,7 @@ def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: Any, tmp_
     small: dict[str, Any] = {"hidden": (16,), "unroll": 8, "learning_rate": 5e-3, "reward_scale": 1.0}
     small |= {"batch": 4, "queue": 4} if algorithm is impala else {"actors": 1, "envs_per_actor": 4, "minibatches": 2}
     cfg = algorithm.Config(env="external", listen=f"127.0.0.1:{port}", **small)
-    result = shoal.train(cfg, quiet=True, stop_return=0.65, stop_seconds=60, run_dir=str(tmp_path / "run"))
+    result = shoal.train(cfg, quiet=True, stop_return=0.65, stop_seconds=120, run_dir=str(tmp_path / "run"))
     for thread in threads:
         thread.join(20)
     assert not failed
