@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shoal.experiment.training import resume, train
     from shoal.playing import Evaluation, TrainedPolicy, collect, evaluate, load, record
     from shoal.playing.exporting import export
+    from shoal.playing.judging import judge
     from shoal.runs.options import Result
     from shoal.runtime.restarts import RunFailed
     from shoal.serving import serve

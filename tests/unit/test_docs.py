@@ -77,9 +77,9 @@ def shown() -> list[str]:
 @pytest.mark.parametrize("line", shown())
 def test_every_command_that_is_shown_is_understood(line: str) -> None:
     words = shlex.split(line)
-    command = " ".join(words[:2]) if words[0] == "bench" and len(words) > 1 else words[0]
+    command = " ".join(words[:2]) if words[0] in ("bench", "data") and len(words) > 1 else words[0]
     words = words[len(command.split()) :]
-    assert command in owners() or command == "bench", f"shoal {line}"
+    assert command in owners() or command in ("bench", "data"), f"shoal {line}"
     taken = list(owners().get(command, []))
     if command in ("train", *commands.TAKE_ALGORITHM) and words and not words[0].startswith("-"):
         name = words.pop(0)
