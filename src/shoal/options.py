@@ -212,6 +212,8 @@ class Experience(Acting):
     """Items are drawn with probabilities that go as their priority to this power; 0: uniformly."""
     importance_exponent: Amount = 0.4
     """How far the bias of drawing by priority is taken back; 1: wholly."""
+    prefill: str | None = None
+    """A dataset, as for --data, whose episodes are put into the replay before those of the actors."""
     pattern: Factory | None = None
     """module:factory of a pattern in place of the usual one, called with this config."""
     n: Annotated[Count, Enough(2)] = 3

@@ -20,8 +20,10 @@ class Cutter:
     they were done, within their bounds `low` and `high`.
     """
 
-    def __init__(self, low: Array | None = None, high: Array | None = None) -> None:
-        self._low, self._high = low, high
+    def __init__(self, low: Array | None = None, high: Array | None = None, *, whole: bool = True) -> None:
+        """Unless `whole`, the first rows may be in the middle of episodes, which are then left out."""
+        self._low, self._high, self._whole = low, high, whole
+        self._begun: set[int] = set()  # environments that have come to an end since, where that matters
         self._open: dict[int, list[Columns]] = {}  # rows of the running episodes, by environment
 
     def feed(self, block: Arrays) -> Iterator[tuple[int, Episode]]:
@@ -37,7 +39,9 @@ class Cutter:
                     self._open.setdefault(environment, []).append(part)
                 if end is not None:
                     episode = self._finished(self._open.pop(environment))
-                    if episode is not None:
+                    if not self._whole and environment not in self._begun:
+                        self._begun.add(environment)
+                    elif episode is not None:
                         yield environment, episode
                 begin = stop
 

@@ -193,6 +193,10 @@ class LateWriter:
         self.returns: list[float] = []
         self.steps = 0
 
+    def go_on(self, path: Path) -> None:
+        """Append to a dataset that was begun."""
+        self._writer = DatasetWriter.go_on(path)
+
     def append(self, episode: Episode) -> None:
         if self._writer is None:
             self._writer = self._make(log_probs=episode.log_probs is not None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from shoal.config import given, validate_fields
@@ -11,8 +12,10 @@ from shoal.data import open_dataset, prepare
 from shoal.data.fitting import check_fits
 from shoal.data.foreign import SpacePair
 from shoal.envs import EnvSpec, describe, describe_data
+from shoal.envs.check import frame_space
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
+from shoal.factories import Factory
 from shoal.options import Acting, Data, Experience, Learning, Rollouts
 from shoal.types import EXTERNAL, NO_ENV
 
@@ -22,32 +25,41 @@ LEAST = 8  # rollouts of a batch, below which it is not made smaller
 
 
 def with_dataset(cfg: C, tell: Callable[[str], None] = lambda _: None) -> C:
-    """The config in which --data, if it has that and it is given, names a folder: what is none was converted, with the
-    spaces of the environment where that is given."""
-    if not isinstance(cfg, Data) or (cfg.data is None and cfg.env != NO_ENV):
+    """The config in which --data and --prefill, where it has them and they are given, name folders: what is none was
+    converted, with the spaces of the environment where that is given."""
+    named: dict[str, str | None] = {}
+    if isinstance(cfg, Data) and (cfg.data is not None or cfg.env == NO_ENV):
+        named["data"] = cfg.data
+    if isinstance(cfg, Experience) and cfg.prefill is not None:
+        named["prefill"] = cfg.prefill
+    if not named:
         return cfg
-
-    def spaces() -> SpacePair:
-        found = describe(cfg.env, cfg.env_options, cfg.vectorizer)
-        return SpacePair(found.observation_space, found.native_action_space or found.action_space)
-
-    given_by = None if cfg.env == NO_ENV else spaces
-    changed: C = replace(cfg, _given=given(cfg), data=str(prepare(cfg.data, given_by, tell)))  # type: ignore[call-arg]
+    given_by = None if cfg.env == NO_ENV else partial(spaces_of, cfg.env, cfg.env_options)
+    folders = {name: str(prepare(value, given_by, tell)) for name, value in named.items()}
+    changed: C = replace(cfg, _given=given(cfg), **folders)  # type: ignore[arg-type]
     return changed
+
+
+def spaces_of(env: Factory, options: Mapping[str, Any] | None) -> SpacePair:
+    """As an environment has them, for data that do not tell theirs."""
+    found = describe(env, options)
+    seen = frame_space(found.observation_space, found.stacks)
+    return SpacePair(seen, found.native_action_space or found.action_space)
 
 
 def describe_task(cfg: Acting) -> EnvSpec:
     """What is trained for: the config's environment, which its data must fit, or what the data tell where they are
     alone."""
-    if not isinstance(cfg, Data) or cfg.data is None:
-        return describe_env(cfg)
     validate_fields(cfg, but=("env",))
-    data = open_dataset(cfg.data)
-    if cfg.env == NO_ENV:
+    if isinstance(cfg, Data) and cfg.data is not None and cfg.env == NO_ENV:
+        data = open_dataset(cfg.data)
         spaces = data.observation_space, data.action_space, data.manifest.native_action_space
         return describe_data(data.path.name, *spaces, stack=cfg.frame_stack)
     spec = describe_env(cfg)
-    check_fits(data, spec)
+    if isinstance(cfg, Data) and cfg.data is not None:
+        check_fits(open_dataset(cfg.data), spec)
+    if isinstance(cfg, Experience) and cfg.prefill is not None:
+        check_fits(open_dataset(cfg.prefill), spec)
     return spec
 
 

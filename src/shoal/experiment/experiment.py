@@ -12,7 +12,9 @@ from typing import Any
 from shoal import __version__, config
 from shoal.analysis import plots
 from shoal.checkpoints import Checkpoints, RunLock
+from shoal.data.writer import check_new
 from shoal.envs import EnvSpec
+from shoal.envs.check import frame_space
 from shoal.errors import UserError
 from shoal.experiment import exact, view
 from shoal.experiment.checkpointing import Checkpointer, start_program
@@ -28,6 +30,7 @@ from shoal.experiment.scaling import Scaling, sizes, with_actors
 from shoal.experiment.tuning import advise_after
 from shoal.experiment.watching import Waited, learning_is_over, metrics_of, stop_reason, take_snapshot, user_error
 from shoal.loops.filming import FilmPlan
+from shoal.loops.recorded import RecordPlan
 from shoal.loops.wiring import Settings
 from shoal.options import Acting
 from shoal.program import Program, node_seed
@@ -39,6 +42,7 @@ from shoal.runs.registry import Algorithm
 from shoal.runs.sinks import Sinks, named
 from shoal.runtime import Run, Supervisor, launch
 from shoal.runtime.restarts import Hang, Loss, RunFailed
+from shoal.types import Role
 from shoal.versions import NONE, number
 
 TICK = 0.1  # seconds between two looks at the run
@@ -101,6 +105,7 @@ class Experiment:
         filmed = FilmPlan(options.record_every, folder, options.record_format) if options.record_every else None
         return Settings(
             films=filmed,
+            recording=self._recording(),
             target=options.stop_return,
             max_updates=options.stop_updates,
             max_steps=options.stop_steps,
@@ -109,10 +114,28 @@ class Experiment:
             frozen=options.freeze,
         )
 
+    def _recording(self) -> RecordPlan | None:
+        path, env = self.options.record_data, self.env
+        if path is None:
+            return None
+        if self.resumed is None:
+            check_new(Path(path))
+        return RecordPlan(
+            str(Path(path).resolve()),
+            frame_space(env.observation_space, env.stacks),
+            env.action_space,
+            env.native_action_space,
+            env.name,
+            records.recorded_value(env.options),
+            f"what the actors of {registry.short_name(self.name)} did, seed {self.options.seed}",
+        )
+
     def program(self, run: Path) -> tuple[Program, dict[str, Any] | None, list[str]]:
         """The program, the states of all its nodes where it goes on exactly, and what the user should know of how it
         begins."""
         program = self.algorithm.program(self.cfg, self.env, self.settings(run))
+        if self.options.record_data is not None and not program.with_role(Role.REPLAY, Role.QUEUE):
+            raise UserError("--record-data needs actors that send what they do to a replay: this program has none.")
         if self.restored is not None:
             self.restored.start(program)
         unsaved = unsaved_note(program, self.options.runtime) if self.options.checkpoint_replay else None

@@ -24,6 +24,8 @@ from shoal.loops.evaluator import AT_ONCE, Evaluator
 from shoal.loops.filming import Filming, FilmPlan
 from shoal.loops.learner import LearnerLoop
 from shoal.loops.mixture import MixedSource
+from shoal.loops.prefilling import Prefill
+from shoal.loops.recorded import RecordedReplay, Recording, RecordPlan
 from shoal.loops.sources import TableSource
 from shoal.loops.tables import limiter, pattern_of, share_of
 from shoal.loops.worker import Publisher, Worker, WorkerLoop
@@ -45,6 +47,8 @@ from shoal.options import (
 )
 from shoal.program import Group, Members, Program, Resources, current
 from shoal.replay import (
+    Block,
+    Inserted,
     MinSize,
     Pattern,
     Prioritized,
@@ -119,6 +123,7 @@ class Settings:
     eval_every: float = 0.5  # seconds from one evaluation to the next
     frozen: str | None = None  # patterns of the parameters that are not trained
     films: FilmPlan | None = None  # of the greedy policy, while the run goes on
+    recording: RecordPlan | None = None  # of what actors do, as a dataset
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,25 @@ class Rounds(Replay):
         return super().sample(table, most, timeout=timeout, layout=layout, minimum=1)
 
 
+class RecordedRounds(Rounds):
+    """Rounds that keep what they are sent."""
+
+    def __init__(self, table: Table, *, recording: RecordPlan, metrics: Metrics, **options: Any) -> None:
+        super().__init__(table, **options)
+        self._recording = Recording(recording, metrics)
+
+    def insert(self, block: Block, timeout: float | None = None) -> Inserted:
+        result = super().insert(block, timeout)
+        if not result.repeated:
+            self._recording.take(block)
+        return result
+
+    def close(self, table: str | None = None) -> None:
+        super().close(table)
+        if table is None:
+            self._recording.close()
+
+
 class Wiring(Generic[C]):
     """A program that is being put together for an algorithm: services, replay, learners, actors, evaluator.
 
@@ -208,13 +232,20 @@ class Wiring(Generic[C]):
         """`replay`, and with several shards `replay/0`, `replay/1`, …, which share the table's capacity."""
         program, name = self.program, self.name("replay")
         replays = self.group("replay", Role.REPLAY if _keeps(table) else Role.QUEUE)
+        plan = self.settings.recording
+        kept: dict[str, Any] = {} if plan is None else {"recording": plan, "metrics": self.metrics}
+        if kept and shards > 1:
+            raise UserError(f"--record-data needs one replay service: leave out --shards {shards}.")
         if isinstance(table.limiter, Quota):
             each, learners = table.limiter.items // self.cfg.actors, _with(Learning, self.cfg).learners
-            rounds = replays.add(name, Rounds, table, each=each, writers=self.name("actors"), readers=learners)
+            options: dict[str, Any] = {"each": each, "writers": self.name("actors"), "readers": learners}
+            make_rounds: Callable[..., Rounds] = RecordedRounds if kept else Rounds
+            rounds = replays.add(name, make_rounds, table, **options, **kept)
             program.place(name, restart=True)
             return ReplayHandles(table.name, rounds, [rounds])
         if shards == 1:
-            replay = replays.add(name, Replay, [table])
+            make_replay: Callable[..., Replay] = RecordedReplay if kept else Replay
+            replay = replays.add(name, make_replay, [table], **kept)
             program.place(name, restart=True)  # it comes back empty, and its writers begin again
             return ReplayHandles(table.name, replay, [replay])
         share = share_of(table, shards)
@@ -283,6 +314,25 @@ class Wiring(Generic[C]):
             return self.table_source(reads, batch)
         table, data = self.table_source(reads, batch - logged), self.dataset_source(logged, pattern)
         return partial(MixedSource, table=table, data=data)
+
+    def add_prefill(self, make_policy: MakePolicy[C], *, writes: ReplayHandles, pattern: Pattern) -> None:
+        """`prefill`, where the config names a dataset to fill the replay with; with several shards one for each."""
+        cfg = _with(Experience, self.cfg)
+        if cfg.prefill is None:
+            return
+        patterns = {writes.table: stacked(pattern_of(cfg, pattern), self.env.stacks)}
+        total, name = len(writes.shards), self.name("prefill")
+        for part, shard in enumerate(writes.shards):
+            given: dict[str, Any] = {"path": cfg.prefill, "part": part, "total": total}
+            self.group("prefill").add(
+                name if total == 1 else f"{name}/{part}",
+                Prefill,
+                partial(make_policy, self.cfg, self.env),
+                patterns,
+                shard,
+                self.metrics,
+                **given,
+            )
 
     # ---- actors
 
@@ -586,6 +636,8 @@ def experience_program(
     wiring = Wiring(cfg, env, settings)
     logged = isinstance(cfg, DataShare) and cfg.data is not None
     if env.on_device:
+        if cfg.prefill is not None:
+            raise UserError(f"--prefill goes with a replay service, and {env.name} lives on a device.")
         if logged:
             raise UserError(f"--data goes with environments that actors step, and {env.name} lives on a device.")
         source = wiring.ring_source(policy, pattern)
@@ -595,6 +647,7 @@ def experience_program(
     replay = wiring.add_experience(table, block=-(-cfg.envs_per_actor * cfg.rows // period))
     source = wiring.mixed_source(replay, cfg.batch, pattern) if logged else wiring.table_source(replay, cfg.batch)
     wiring.add_learners(learner, source=source, publish_every=cfg.publish_every)
+    wiring.add_prefill(policy, writes=replay, pattern=pattern)
     wiring.add_actors(policy, writes=replay, pattern=pattern, rows=cfg.rows)
     wiring.add_evaluator(policy)
     return wiring.program

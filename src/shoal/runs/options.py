@@ -66,6 +66,8 @@ class RunOptions:
     """Seconds between two films of the greedy policy, in the run directory; 0: none."""
     record_format: Literal["mp4", "gif"] = "mp4"
     """Of these films."""
+    record_data: str | None = None
+    """A new folder in which what the actors do is kept as a dataset, whole episodes."""
     log: str | None = None
     """tensorboard, wandb, or both with a comma: where metrics go beside the run directory."""
 

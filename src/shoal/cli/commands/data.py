@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from shoal.arguments.words import HELP
@@ -92,17 +93,10 @@ def _import(words: Sequence[str]) -> int:
     if options.output is None:
         raise UserError("shoal data import needs --output: a new folder for the dataset.")
     from shoal.data import open_dataset
-    from shoal.data.foreign import SpacePair
     from shoal.data.importing import import_dataset
+    from shoal.experiment.environments import spaces_of
 
-    def spaces() -> SpacePair:
-        from shoal.envs import describe
-
-        assert options.env is not None
-        found = describe(options.env, options.env_options)
-        return SpacePair(found.observation_space, found.native_action_space or found.action_space)
-
-    given = None if options.env is None else spaces
+    given = None if options.env is None else partial(spaces_of, options.env, options.env_options)
     made = open_dataset(import_dataset(source, options.output, given=given, tell=warn))
     if options.json:
         print_json({"path": str(made.path), "episodes": len(made), "steps": made.steps})
