@@ -49,7 +49,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "loops": (
         "acting batches config data envs errors factories films gateway learning nets optim options products program "
         "replay retry services state step sync tree versions",
-        "torch numpy",
+        "torch numpy gymnasium",
     ),
     "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack"),
     "runtime": ("buffers errors program sync", "numpy cloudpickle cryptography"),

@@ -11,11 +11,10 @@ from shoal.config import given, validate_fields
 from shoal.data import open_dataset, prepare
 from shoal.data.fitting import check_fits
 from shoal.data.foreign import SpacePair
-from shoal.envs import EnvSpec, describe, describe_data
+from shoal.envs import Environment, EnvSpec, describe, describe_data
 from shoal.envs.check import frame_space
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
-from shoal.factories import Factory
 from shoal.options import Acting, Data, Experience, Learning, Rollouts
 from shoal.types import EXTERNAL, NO_ENV
 
@@ -40,7 +39,7 @@ def with_dataset(cfg: C, tell: Callable[[str], None] = lambda _: None) -> C:
     return changed
 
 
-def spaces_of(env: Factory, options: Mapping[str, Any] | None) -> SpacePair:
+def spaces_of(env: Environment, options: Mapping[str, Any] | None) -> SpacePair:
     """As an environment has them, for data that do not tell theirs."""
     found = describe(env, options)
     seen = frame_space(found.observation_space, found.stacks)
