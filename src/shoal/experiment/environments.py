@@ -35,7 +35,7 @@ def with_dataset(cfg: C, tell: Callable[[str], None] = lambda _: None) -> C:
         return cfg
     given_by = None if cfg.env == NO_ENV else partial(spaces_of, cfg.env, cfg.env_options)
     folders = {name: str(prepare(value, given_by, tell)) for name, value in named.items()}
-    changed: C = replace(cfg, _given=given(cfg), **folders)  # type: ignore[arg-type]
+    changed: C = replace(cfg, _given=given(cfg), **folders)  # type: ignore[call-arg, arg-type]
     return changed
 
 
