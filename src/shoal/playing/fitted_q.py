@@ -20,7 +20,7 @@ from shoal.types import Array, Columns
 
 MEMBERS = 10  # networks, each of another bootstrap of the episodes
 T_QUANTILE = 2.262  # of so many, for an interval of 95 %
-HIDDEN, BATCH, RATE, TARGET_RATE = (64, 64), 256, 1e-3, 0.01
+HIDDEN, BATCH, RATE, TARGET_RATE = (64, 64), 256, 1e-3, 0.05
 
 
 class Estimate(NamedTuple):

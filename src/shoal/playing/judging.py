@@ -42,6 +42,7 @@ class Judged:
 
     weights: str  # the run, or the name of a checkpoint
     fitted_q: Estimate
+    moved: float  # by how much the estimate changed over the last fifth of the updates
     played: float | None  # mean return of greedy episodes, not discounted; None: there is no environment
 
 
@@ -100,11 +101,14 @@ def judge(
     for name, each in found:
         tell(f"judging {name}")
         fitted = FittedQ(logged, _greedy_actions(each, logged), gamma, seed)
-        fitted.fit(updates)
+        fitted.fit(updates - updates // 5)
+        before = fitted.estimate()
+        fitted.fit(updates // 5)
+        estimate = fitted.estimate()
         played = None
         if here is not None:
             played = evaluate(each, episodes=episodes, env=env, seed=seed, trust=trust).eval_return
-        judged.append(Judged(name, fitted.estimate(), played))
+        judged.append(Judged(name, estimate, estimate.value - before.value, played))
     rewards, valid = _padded(logged, "reward")
     own = float((rewards * valid * gamma ** torch.arange(rewards.shape[1])).sum(1).mean())
     importance, effective, why = _importance(policy, logged, gamma, seed)
@@ -245,6 +249,10 @@ def _correlation(judged: list[Judged]) -> float | None:
 def trust_of(judgement: Judgement) -> str:
     """How far to trust it, in a sentence."""
     played = [each for each in judgement.judged[1:] if each.played is not None]
+    first = judgement.judged[0]
+    if abs(first.moved) > 0.5 * (first.fitted_q.high - first.fitted_q.low):
+        moved = f"fitted Q has not settled, it moved by {first.moved:,.3g} in the last fifth of its updates"
+        return f"{moved}: give more --updates"
     if judgement.judged[0].played is None:
         return "nobody knows how far to trust it: there is no environment to play in (--env)"
     if judgement.correlation is None:

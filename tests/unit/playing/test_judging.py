@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ def test_data_of_another_task_are_refused(tmp_path: Path) -> None:
     [(0.9, "orders policies of this kind well"), (0.5, "roughly"), (-0.2, "do not choose by it")],
 )
 def test_how_far_to_trust_it_is_a_sentence(correlation: float, said: str) -> None:
-    each = Judged("run", Estimate(1.0, 0.0, 2.0), 3.0)
+    each = Judged("run", Estimate(1.0, 0.0, 2.0), 0.1, 3.0)
     made = Judgement("run", "bc", "data", 3, 0.9, 1.0, (each,) * 6, None, None, "", correlation)
     assert said in trust_of(made)
+    unsettled = dataclasses.replace(made, judged=(dataclasses.replace(each, moved=-1.5),))
+    assert "has not settled, it moved by -1.5" in trust_of(unsettled)
