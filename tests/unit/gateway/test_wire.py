@@ -3,7 +3,9 @@ strange or code."""
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -192,3 +194,18 @@ def test_a_hello_is_read_field_by_field() -> None:
     for changes in wrong:
         with pytest.raises(WireError, match=next(iter(changes))):
             Hello.read({"type": "hello", "protocol": 1} | changes)
+
+
+def test_the_session_of_the_specification_is_what_the_code_says() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    recorded = page.partition("```session\n")[2].partition("```")[0]
+    messages = [bytes.fromhex("".join(part.split()[1:])) for part in re.split(r"\n(?=[<>])", recorded.strip())]
+    read = [unpack(data) for data in messages]
+    assert [message["type"] for message in read] == [
+        "greeting", "hello", "welcome", "step", "action", "step", "action", "bye"
+    ]  # fmt: skip
+    assert [pack(message) for message in read] == messages, "to the byte"
+    assert Hello.read(read[1]).count == 1
+    reader = RowReader(read_space(read[0]["spaces"]["observation"]), None)
+    assert reader.observation(read[3]["observation"]).tolist() == [[0.5, -0.25]]
+    assert reader.truths(read[5], "terminated").tolist() == [True]
