@@ -1,4 +1,4 @@
-"""The gateway under those who mean it no good: clients that die, a server that is killed, and ten thousand strangers."""
+"""The gateway among those who mean no good: clients that die, a server that is killed, ten thousand strangers."""
 
 from __future__ import annotations
 
