@@ -25,7 +25,7 @@ from shoal.envs.check import action_space, observation_space
 from shoal.envs.vector import action_converter
 from shoal.errors import UserError
 from shoal.gateway.messages import Hello, Refused, RowReader, whole, write_spaces
-from shoal.gateway.server import Door, DoorThread, Limits, Listen, Peer, Security
+from shoal.gateway.server import Door, DoorThread, Gone, Limits, Listen, Peer, Security
 from shoal.gateway.wire import Message, WireError, pack
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.filming import Interrupted
@@ -170,6 +170,7 @@ class GatewayLoop(Loop, InferenceServer):
         self._round, self._left = round_items, round_items
         self._round_version = self._version
         self._next_look = 0.0
+        self._closing: set[asyncio.Future[None]] = set()  # connections that were taken over
         self._more = True  # the run has steps left
         self._judge: Judgement | None = None
         self._greedy: Policy | None = None
@@ -201,9 +202,10 @@ class GatewayLoop(Loop, InferenceServer):
             )
         session, resumed = self._enter(hello)
         before, session.peer, session.left = session.peer, peer, None
-        if before is not None:
-            await before.refuse(Refused("session", "the session goes on with another connection"))
-            await before.close(1008, "session")
+        if before is not None:  # which may be dead and not know it: nobody waits for its goodbye
+            closing = asyncio.ensure_future(self._turn_away(before))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         try:
             await peer.send(
                 {
@@ -232,14 +234,19 @@ class GatewayLoop(Loop, InferenceServer):
                 if not session.begun and session.asked == session.seq:  # there is nothing to come back for
                     self._depart(session)
 
+    async def _turn_away(self, peer: Peer) -> None:
+        await peer.refuse(Refused("session", "the session goes on with another connection"))
+        await peer.close(1008, "session")
+
     def _enter(self, hello: Hello) -> tuple[Session, bool]:
         """The session that a client goes on with, or a new one."""
         if hello.mode == "local":
             raise Refused("protocol", "clients that act by themselves (mode 'local') are not served by this version")
         known = self._sessions.get(hello.session) if hello.session else None
         if known is not None:
-            if (known.reader.count, known.evaluates) != (hello.count, hello.role == "evaluator"):
-                raise Refused("session", "the session is of another role or number of environments")
+            said = known.hello
+            if (said.role, said.environments, said.autoreset) != (hello.role, hello.environments, hello.autoreset):
+                raise Refused("session", "the session is of another role, number of environments or autoreset")
             known.hello = hello
             self._report.count("reconnections")
             return known, True
@@ -299,6 +306,8 @@ class GatewayLoop(Loop, InferenceServer):
                 self._requested.notify_all()
         else:
             raise Refused("seq", f"the next message of this session is number {session.seq + 1}, and not {seq}")
+        if session.answered is not None and not session.answered.done():
+            session.answered.set_exception(Gone())  # who asked on a connection that was lost
         session.answered = asyncio.get_running_loop().create_future()
         if seq == session.seq:  # it was answered in between
             return session.reply
