@@ -138,7 +138,7 @@ CLIENT = textwrap.dedent(
     """
     import sys
     import numpy as np
-    from shoal_client import Client
+    from shoal_client import Client, Ended
     url, who = sys.argv[1], int(sys.argv[2])
     space = {"kind": "box", "shape": [2], "dtype": "float32", "low": 0.0, "high": float(1 << 24)}
     action = {"kind": "discrete", "n": 2, "start": 0}
