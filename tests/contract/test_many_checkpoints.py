@@ -21,6 +21,7 @@ from shoal.runs.options import RunOptions
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.sync import sleep
+from shoal.types import Role
 from shoal.versions import make_version
 
 CHECKPOINTS = 200
@@ -29,6 +30,7 @@ CHECKPOINTS = 200
 class Learner:
     """Publishes, and gives its state."""
 
+    role = Role.LEARNER
     in_checkpoints = True
 
     def __init__(self, weights: WeightStore, metrics: Metrics) -> None:

@@ -10,6 +10,7 @@ import pytest
 from test_programs import ALGORITHMS, TINY
 
 import shoal
+from logged_data import page_options
 from shoal.errors import UserError
 from shoal.experiment.training import resume, train
 from shoal.runs import registry
@@ -24,7 +25,7 @@ STILL = dict.fromkeys(("learning_rate", "actor_rate", "critic_rate", "temperatur
 def run(path: Path, algorithm: str = "impala", *, updates: int = 3, values: Any = None, **options: Any) -> Columns:
     """Train for a few updates; the weights that were saved."""
     config = registry.load(algorithm).Config
-    env = {"env": ENVS[algorithm]} if algorithm in ENVS else {}
+    env = {"env": ENVS[algorithm]} if algorithm in ENVS else page_options(algorithm)
     chosen = {name: value for name, value in {**TINY, **env, **(values or {})}.items() if hasattr(config, name)}
     options = {"runtime": "inline", "stop_updates": updates, "eval_episodes": 2, **options}
     train(config(**chosen), quiet=True, run_dir=str(path), **options)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import cast
 
 import numpy as np
 
@@ -88,8 +89,7 @@ class WorkerProcess(asyncio.Protocol):
     # ---- what asyncio tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from asyncio's
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
