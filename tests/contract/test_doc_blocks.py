@@ -15,6 +15,7 @@ import pytest
 import shoal
 from saved_runs import saved_run
 from shoal.replay import Replay, Table, Writer
+from shoal.serving.server import Serving
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -29,7 +30,7 @@ NEEDS = {"docs/environments.md": "ale_py", "docs/command-line.md": "pandas"}
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """In a folder with a run called NAME and the examples at hand; training ends after a few updates."""
+    """In a folder with a run called NAME and the examples at hand; training ends after a few updates, serving at once."""
     train, sweep, evaluate = shoal.train, shoal.sweep, shoal.evaluate
     short = {"runtime": "inline", "stop_updates": 3}
 
@@ -41,6 +42,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(
         shoal, "evaluate", lambda policy, **how: evaluate(policy, **{**how, "episodes": 2}), raising=False
     )
+    monkeypatch.setattr(Serving, "wait", lambda serving: None)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.chdir(tmp_path)
     import own_loops

@@ -82,6 +82,8 @@ def test_twins_differ_where_their_methods_do(twins: tuple[str, str]) -> None:
 WHERE = {"env_options", "eval_env_options", "eval_limit", "frame_stack", "vectorizer", "env_timeout", "preset"}
 WHERE |= {"acting_device", "learners", "learner_threads", "device", "precision", "shards"}
 WHERE |= {"data", "inference", "inference_servers", "inference_batch", "inference_wait", "pattern", "network", "core"}
+WHERE |= {"prefill", "listen", "spaces", "token_file", "tls_certificate", "tls_key"}
+WHERE |= {"clients_wait", "session_seconds", "largest_message"}
 
 
 def config_of(name: str) -> tuple[dict[str, ast.expr], set[str]]:
