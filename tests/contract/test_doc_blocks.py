@@ -30,7 +30,7 @@ NEEDS = {"docs/environments.md": "ale_py", "docs/command-line.md": "pandas"}
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """In a folder with a run called NAME and the examples at hand; training ends after a few updates, serving at once."""
+    """In a folder with a run called NAME and the examples at hand; training and serving end soon."""
     train, sweep, evaluate = shoal.train, shoal.sweep, shoal.evaluate
     short = {"runtime": "inline", "stop_updates": 3}
 
