@@ -69,12 +69,17 @@ class Dataset:
             raise BadData(f"{self.path / ROWS} cannot be mapped into memory: {error}.") from None
         finally:
             os.close(descriptor)
+        self.descriptor = self._file(ROWS, size)  # of the rows, for who says what is read next
         return np.ndarray((self.manifest.rows, self.record.itemsize), np.uint8, self._mapping)
 
     def expect_random_reads(self) -> None:
         """Rows will be read here and there: of a dataset larger than memory, neighbours are not worth reading too."""
         if hasattr(mmap, "MADV_RANDOM"):
             self._mapping.madvise(mmap.MADV_RANDOM)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
     # ---- what it is
 

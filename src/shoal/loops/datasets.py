@@ -10,11 +10,14 @@ import torch
 
 from shoal.batches import to_batch
 from shoal.data import Dataset, Items, gather
+from shoal.data.ahead import ReadAhead
 from shoal.learning import Learning, Source, Taken, Update
 from shoal.replay import Pattern
 from shoal.replay.sumtree import SumTree
 from shoal.state import Scope, State
 from shoal.types import Array, Columns
+
+AHEAD = 4  # updates whose items are read before they are wanted, from a dataset that does not fit into memory
 
 
 class DatasetSource(Source):
@@ -40,6 +43,10 @@ class DatasetSource(Source):
         self._learning, self._pattern, self._batch, self._space = learning, pattern, batch, observation_space
         self._data = Dataset(path)
         self._items = Items(self._data, pattern)
+        self._ahead = ReadAhead(self._data) if ReadAhead.helps(self._data) else None
+        self._asked = -1  # the last update whose items were asked for
+        if self._ahead is not None:
+            self._data.expect_random_reads()
         self._seed = learning.seed
         rank, learners = learning.rank, learning.learners
         self._share = slice(batch * rank // learners, batch * (rank + 1) // learners)
@@ -50,17 +57,35 @@ class DatasetSource(Source):
 
     def take(self) -> Taken:
         learning, share = self._learning, self._share
-        random = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, learning.updates]))
         importance = None
         if self._priorities is None:
-            numbers = random.integers(0, len(self._items), self._batch)[share]
+            numbers = self._drawn(learning.updates)
+            self._read_ahead(learning.updates)
         else:
+            random = self._random(learning.updates)
             numbers, importance = self._priorities.draw(share.stop - share.start, random, learning)
-        columns = gather(self._data, self._pattern, self._items.place(numbers))
+        placed = self._items.place(numbers)
+        if self._ahead is not None and self._priorities is not None:
+            self._ahead.ask(placed)  # nobody could know before
+        columns = gather(self._data, self._pattern, placed)
         batch = to_batch(columns, self._space, learning.device)
         if importance is not None:
             batch["importance"] = torch.from_numpy(importance).to(learning.device)
         return Taken(batch, _transitions(columns), numbers)
+
+    def _random(self, update: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, update]))
+
+    def _drawn(self, update: int) -> Array:
+        """The items of this learner's share."""
+        return self._random(update).integers(0, len(self._items), self._batch)[self._share]
+
+    def _read_ahead(self, update: int) -> None:
+        """Have the items of the next updates read, each once."""
+        if self._ahead is not None:
+            for coming in range(max(update, self._asked) + 1, update + AHEAD + 1):
+                self._ahead.ask(self._items.place(self._drawn(coming)))
+                self._asked = coming
 
     def learned(self, taken: Taken, update: Update) -> None:
         if self._priorities is not None and update.priorities is not None:
@@ -74,7 +99,7 @@ class DatasetSource(Source):
         return state if self._priorities is None else state | self._priorities.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._seed = int(state["seed"])
+        self._seed, self._asked = int(state["seed"]), -1
         if self._priorities is not None:
             self._priorities.load_state_dict(state)
 
