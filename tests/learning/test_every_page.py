@@ -20,8 +20,8 @@ CARTPOLE: dict[str, Any] = {
 }  # of 500; knowing nothing: 9 to 22
 PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "stop_return": -350.0}  # knowing nothing: -1,200
 # Of a few minutes' settings: what CQL of the paper's size computes takes hours on two cores.
-QUICK_CQL: dict[str, Any] = {"actor_hidden": (64, 64), "critic_hidden": (64, 64), "batch": 64, "drawn_actions": 3}
-QUICK_CQL |= {"actor_rate": 1e-3, "critic_rate": 1e-3, "conservative_cost": 1.0, "temperature": 0.1}
+QUICK: dict[str, Any] = {"actor_hidden": (64, 64), "critic_hidden": (64, 64), "actor_rate": 1e-3, "critic_rate": 1e-3}
+QUICK_CQL = QUICK | {"batch": 64, "drawn_actions": 3}
 FROM_CARTPOLE = {**CARTPOLE, "data": {"episodes": 60, "steps": 200, "guided": 0.7}}
 FROM_PENDULUM = {**PENDULUM, "data": {"episodes": 40, "steps": 200, "guided": 0.7}}
 TASKS = {
