@@ -29,6 +29,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_it_swings_up_what_it_has_never_tried(data: str, tmp_path: Path) -> None:
     """A random policy comes to −1200."""
     cfg = logged_sac.Config(data=data, env="Pendulum-v1", batch=64, actor_hidden=(64, 64), critic_hidden=(64, 64))
@@ -62,6 +63,7 @@ def test_a_resumed_run_draws_what_would_have_been_drawn(data: str, tmp_path: Pat
     assert same(read_weights(tmp_path / "whole"), read_weights(tmp_path / "parts"))
 
 
+@pytest.mark.slow
 def test_processes_learn_the_same_as_one_thread(data: str, tmp_path: Path) -> None:
     cfg = logged_sac.Config(data=data, **SMALL)
     shoal.train(cfg, run_dir=str(tmp_path / "inline"), stop_updates=30, **QUIET)

@@ -118,6 +118,7 @@ def test_a_replay_begins_with_the_data(tmp_path: Path, page: Any, runtime: str) 
     assert "the replay was prefilled with 200 episodes" in (run / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_prefilled_run_resumes_to_the_bit(tmp_path: Path) -> None:
     from shoal.experiment.environments import describe_task
     from shoal.experiment.verifying import verify
