@@ -45,7 +45,7 @@ class Echo:
         await peer.send({"type": "welcome", "session": "a"})
         while True:
             message = await peer.receive()
-            await peer.send({"type": "action", "seq": message["seq"], "action": 0, "version": 0, "stored": 0})
+            await peer.send({"type": "action", "seq": message.get("seq", 0), "action": 0, "version": 0, "stored": 0})
 
 
 def frame(data: bytes, opcode: int = 2) -> bytes:
@@ -162,14 +162,11 @@ CLIENT = textwrap.dedent(
 
 
 def gateway_process(listen: str) -> psutil.Process | None:
-    """The node of the run, among this process's descendants, that listens."""
+    """The node of the run that listens."""
     port = int(listen.rpartition(":")[2])
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections("tcp")):
-                return process
-        except psutil.Error:
-            continue
+    for one in psutil.net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid is not None:
+            return psutil.Process(one.pid)
     return None
 
 

@@ -30,6 +30,8 @@ from shoal.gateway.wire import Message, WireError, pack, unpack
 
 T = TypeVar("T")
 log = logging.getLogger("shoal.gateway")
+_strangers_log = logging.getLogger("shoal.gateway.strangers")  # aiohttp's own: a traceback for each who hangs up early
+_strangers_log.setLevel(logging.CRITICAL + 1)  # they are counted; what fails here is told by `log`
 
 BACKLOG = 1024  # connections that the kernel holds until they are looked at
 CLOSING = 2.0  # seconds that a closed websocket has to say goodbye
@@ -281,6 +283,7 @@ class Door:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_strangers_log,
             handle_signals=False,
             keepalive_timeout=limits.handshake_seconds,  # from the connection on: slow headers end with it
             max_line_size=LARGEST_HEADER,
