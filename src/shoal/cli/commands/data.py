@@ -149,7 +149,7 @@ def _show(words: Sequence[str]) -> int:
 
 
 def _export(words: Sequence[str]) -> int:
-    description = "Write a dataset, or the replay of a run that saved it (RUN), as others read it."
+    description = "Write a dataset as others read it."
     options, (source,) = parse(words, "shoal data export", description, ExportOptions, "DATASET")
     if options.output is None:
         raise UserError("shoal data export needs --output: minari:ID, NAME.npz, or a new folder for Parquet files.")
