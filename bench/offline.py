@@ -50,6 +50,7 @@ TASKS = {
 }
 SETS = ("random", "medium", "expert")
 MIXED = "mixed"  # a third of the steps of each of them
+REPLAY = "medium-replay"  # what the actors did until the medium policy was there
 
 
 # ---- data
@@ -71,7 +72,11 @@ def train_until(folder: Path, name: str, stage: str) -> Path:
         seed=task.seed if stage == "medium" else task.seed + 100,
         stop_return=target,
         checkpoint_replay=True,
-        **({} if stage == "medium" else {"restore": str(run_of(folder, name, "medium"))}),
+        **(
+            {"record_data": str(folder / name / REPLAY)}
+            if stage == "medium"
+            else {"restore": str(run_of(folder, name, "medium"))}
+        ),
     )
     return run
 
@@ -125,8 +130,8 @@ def make_data(folder: Path, name: str) -> None:
                         break
                     writer.append(whole)
                     done += len(whole)
-    for kind in (*SETS, MIXED):
-        print(f"{name:12} {kind:8} {described(open_dataset(folder / name / kind))}")
+    for kind in (*SETS, REPLAY, MIXED):
+        print(f"{name:12} {kind:13} {described(open_dataset(folder / name / kind))}")
 
 
 def described(data: Any) -> str:
@@ -142,7 +147,7 @@ def described(data: Any) -> str:
 
 def learn(folder: Path, name: str, kind: str, page: str, seed: int, updates: int, options: dict[str, Any]) -> float:
     """The return of 50 greedy episodes of a page that has learned from a dataset; known results are read."""
-    run = folder / name / f"{page}-{kind}-{seed}"
+    run = folder / name / f"{page}-{kind}-{updates}-{seed}"
     found = run / "judged.json"
     if found.is_file():
         return float(json.loads(found.read_text())["return"])

@@ -34,7 +34,7 @@ TASKS = {
     "d4pg": PENDULUM,
     "discrete_cql": FROM_CARTPOLE,
     "impala": CARTPOLE,
-    "iql": FROM_PENDULUM | {"options": {"return_range": 100.0}},
+    "iql": FROM_PENDULUM,
     "ppo": CARTPOLE,
     "r2d2": CARTPOLE,
     "sac": PENDULUM,

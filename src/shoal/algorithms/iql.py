@@ -3,7 +3,8 @@
 V(s) is an expectile of Q over the data's own actions: near what the better ones of them are worth. Q learns r + γV(s'),
 and the actor imitates the data's actions, each weighted by exp(β · advantage), clipped. The actor is a Gaussian that
 nothing squashes, with a deviation that sees no state. Rewards are scaled so that the data's best and worst episodes lie
-`--return-range` apart. `--online` goes on with actors: `--data-share` of each batch is the data's, the rest their own.
+as far apart as the longest has steps: the paper's 1,000 where episodes have 1,000 steps, and advantages of the same size
+where they have fewer. `--online` goes on with actors: `--data-share` of each batch is the data's, the rest their own.
 Departures: log-deviations stay within −5 and 2; the actor's rate falls along a cosine only where `--anneal-updates`
 says over how many updates; targets are n-step returns where `--n` asks for them.
 """
@@ -99,8 +100,9 @@ class Config(ContinuousControl, NormalizedObservations, Online, RandomStart):
     """The most that one action counts."""
     anneal_updates: Whole = 0
     """The actor's rate falls to 0 along a cosine over so many updates; 0: constant."""
-    return_range: Amount = 1_000.0
-    """Rewards are scaled so that the data's best and worst episodes differ by this; 0: not at all."""
+    return_range: Amount | None = None
+    """Rewards are scaled so that the data's best and worst episodes differ by this; 0: not at all; as it is: by as much as
+    the longest episode has steps."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {}
@@ -221,8 +223,9 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Learners read the data; online, actors fill a table beside it."""
     data = open_dataset(prepare(cfg.data))
     spread = float(data.returns.max() - data.returns.min())
-    if cfg.return_range and spread:
-        cfg = replace(cfg, reward_scale=cfg.reward_scale * cfg.return_range / spread)
+    wanted = float(data.lengths.max()) if cfg.return_range is None else cfg.return_range
+    if wanted and spread:
+        cfg = replace(cfg, reward_scale=cfg.reward_scale * wanted / spread)
     learner = partial(IQL, statistics=data.statistics())
     pattern = n_step(cfg.n, cfg.gamma, following=("observation", "value"), reward_clip=cfg.reward_clip)
     return data_program(cfg, env, settings, learner=learner, policy=make_policy, pattern=pattern)
