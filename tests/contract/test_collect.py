@@ -90,3 +90,26 @@ def test_nothing_is_written_over(run: Path, tmp_path: Path) -> None:
 def test_an_output_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect", str(run)]) == 2
     assert "needs --output" in capsys.readouterr().err
+
+
+def test_episodes_go_to_minari_by_its_id(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import minari
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.chdir(tmp_path)
+    shoal.collect(run, "minari:pole/random-v0", episodes=5, policy="random", seed=3)
+    shoal.collect(run, tmp_path / "own", episodes=5, policy="random", seed=3)
+    own = Dataset(tmp_path / "own")
+    for there, here in zip(minari.load_dataset("pole/random-v0").iterate_episodes(), own.episodes(), strict=True):
+        assert np.array_equal(there.observations, here.observations["observation"])
+        assert np.array_equal(there.actions, here.actions)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["minari", "own"], "nothing else is left"
+    with pytest.raises(UserError, match="is there already"):
+        shoal.collect(run, "minari:pole/random-v0", episodes=5)
+    with pytest.raises(UserError, match="the version is a must"):
+        shoal.collect(run, "minari:pole/random", episodes=5)
+
+
+def test_a_recording_goes_to_a_folder_first() -> None:
+    with pytest.raises(UserError, match="shoal data export FOLDER --output minari:pole/replay-v0"):
+        shoal.train(ppo.Config(env="CartPole-v1"), record_data="minari:pole/replay-v0", stop_updates=1, quiet=True)

@@ -3,8 +3,8 @@
 V(s) is an expectile of Q over the data's own actions: near what the better ones of them are worth. Q learns r + γV(s'),
 and the actor imitates the data's actions, each weighted by exp(β · advantage), clipped. The actor is a Gaussian that
 nothing squashes, with a deviation that sees no state. Rewards are scaled so that the data's best and worst episodes lie
-as far apart as the longest has steps: the paper's 1,000 where episodes have 1,000 steps, and advantages of the same size
-where they have fewer. `--online` goes on with actors: `--data-share` of each batch is the data's, the rest their own.
+as far apart as the longest has steps: the paper's 1,000 where they have 1,000, and advantages of that size where they
+have fewer. `--online` goes on with actors: `--data-share` of each batch is the data's, the rest their own.
 Departures: log-deviations stay within −5 and 2; the actor's rate falls along a cosine only where `--anneal-updates`
 says over how many updates; targets are n-step returns where `--n` asks for them.
 """
@@ -101,8 +101,8 @@ class Config(ContinuousControl, NormalizedObservations, Online, RandomStart):
     anneal_updates: Whole = 0
     """The actor's rate falls to 0 along a cosine over so many updates; 0: constant."""
     return_range: Amount | None = None
-    """Rewards are scaled so that the data's best and worst episodes differ by this; 0: not at all; as it is: by as much as
-    the longest episode has steps."""
+    """Rewards are scaled so that the data's best and worst episodes differ by this; None: by the steps of the longest;
+    0: not at all."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {}

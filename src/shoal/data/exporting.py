@@ -11,7 +11,7 @@ from shoal.data.episodes import BadData
 
 def export(data: Dataset, output: str, data_format: str = "hdf5") -> Path:
     """Write all episodes as `minari:ID`, `NAME.npz`, or a folder of Parquet files, which must be new."""
-    if output.startswith(minari.PREFIX):
+    if minari.is_name(output):
         return minari.write(data, output, data_format)
     path = Path(output)
     if path.suffix == ".npz":

@@ -37,6 +37,11 @@ def _minari() -> Any:
     return minari
 
 
+def is_name(name: str) -> bool:
+    """Whether Minari's own folder is meant, and not one of the user's."""
+    return name.startswith(PREFIX)
+
+
 def folder_of(name: str) -> Path | None:
     """Where the metadata of the dataset lie that is meant: of an id, `minari:ID`, or a folder; None: none of them."""
     path = Path(name)
@@ -149,18 +154,26 @@ def _episodes(storage: Any, folder: Path, count: int) -> Iterator[Episode]:
         yield made
 
 
-def write(data: Dataset, name: str, data_format: str = "hdf5") -> Path:
-    """A new Minari dataset under this id, in Minari's own folder; complete or absent. HDF5, "arrow" or "parquet"."""
+def check_new(name: str) -> Path:
+    """Where a new dataset of this id will lie; BadData where the id is none, or is there already."""
     named = name.removeprefix(PREFIX)
     if not ID.fullmatch(named):
         raise BadData(f"{named!r} is no id of Minari's: write for example hopper/expert-v0, the version is a must.")
-    minari = _minari()
-    from minari.data_collector import EpisodeBuffer
+    _minari()
     from minari.storage.datasets_root_dir import get_dataset_path
 
     folder = Path(get_dataset_path(named))
     if folder.exists():
         raise BadData(f"{folder} is there already: give another id, nothing is written over.")
+    return folder
+
+
+def write(data: Dataset, name: str, data_format: str = "hdf5") -> Path:
+    """A new Minari dataset under this id, in Minari's own folder; complete or absent. HDF5, "arrow" or "parquet"."""
+    folder, named = check_new(name), name.removeprefix(PREFIX)
+    minari = _minari()
+    from minari.data_collector import EpisodeBuffer
+
     made = None
 
     def buffer(number: int) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from shoal import __version__, config
 from shoal.analysis import plots
 from shoal.checkpoints import Checkpoints, RunLock
+from shoal.data.minari import is_name
 from shoal.data.writer import check_new
 from shoal.envs import EnvSpec
 from shoal.envs.check import frame_space
@@ -118,6 +119,11 @@ class Experiment:
         path, env = self.options.record_data, self.env
         if path is None:
             return None
+        if is_name(path):
+            raise UserError(
+                f"--record-data {path}: name a new folder; `shoal data export FOLDER --output {path}` makes a Minari "
+                "dataset of it."
+            )
         if self.resumed is None:
             check_new(Path(path))
         return RecordPlan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from gymnasium import spaces
 from shoal import envs
 from shoal.acting import PerEnvironment, Policy, Recorder
 from shoal.acting.policy import Acted, State
-from shoal.data import DatasetWriter, Origin
+from shoal.data import DatasetWriter, Origin, minari, open_dataset
 from shoal.data.cutting import Cutter
 from shoal.data.writer import LateWriter, check_new
 from shoal.envs import Environment
@@ -96,9 +97,13 @@ def collect(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Collection:
     """Play `episodes` whole episodes with the policy of a run (RUN, RUN:best or a checkpoint's folder) and write them
-    as a dataset: a new folder. Episode i is played with the seed `seed` + i, where the environment can be told. What is
-    interrupted leaves whole episodes."""
-    check_new(Path(output))
+    as a dataset: a new folder, or `minari:ID`. Episode i is played with the seed `seed` + i, where the environment can
+    be told. What is interrupted leaves whole episodes, for Minari in a folder that is called as the id."""
+    folder = Path(output)
+    if minari.is_name(str(output)):
+        minari.check_new(str(output))
+        folder = Path(f"{str(output).removeprefix(minari.PREFIX).replace('/', '-')}.collected")
+    check_new(folder)
     seed = int.from_bytes(os.urandom(3), "little") if seed is None else seed
     trained = source if isinstance(source, TrainedPolicy) else load(source, seed=seed, trust=trust)
     cfg = environment_config(trained, env, env_options, trust)
@@ -109,7 +114,7 @@ def collect(
     made = envs.make(spec, at_once, seed=seed, vectorizer="sync")
     new = partial(
         DatasetWriter,
-        Path(output),
+        folder,
         made.observation_space,
         made.action_space,
         native_action_space=spec.native_action_space,
@@ -125,6 +130,9 @@ def collect(
     finally:
         made.close()
         writer.close()
+    if minari.is_name(str(output)):
+        minari.write(open_dataset(folder), str(output))
+        shutil.rmtree(folder)
     returns = np.asarray(writer.returns)
     numbers = len(returns), writer.steps, float(returns.mean()), float(returns.std())
     return Collection(str(output), trained.algorithm, name_of(cfg.env), policy, seed, *numbers)

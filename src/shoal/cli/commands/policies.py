@@ -137,7 +137,7 @@ class CollectOptions:
     """What is played and written."""
 
     output: str | None = None
-    """The dataset: a new folder."""
+    """The dataset: a new folder, or minari:ID."""
     episodes: Count = 100
     """Whole ones."""
     policy: Literal["greedy", "exploring", "random"] = "greedy"
@@ -161,7 +161,7 @@ def run_collect(words: Sequence[str]) -> int:
     )
     options, (source,) = parse(words, "shoal collect", description, CollectOptions, "RUN")
     if options.output is None:
-        raise UserError("shoal collect needs --output: a new folder for the dataset.")
+        raise UserError("shoal collect needs --output: a new folder for the dataset, or minari:ID.")
     from shoal.experiment.view import amount, many
     from shoal.playing import collect
 
