@@ -55,6 +55,7 @@ def ray_cluster(nothing_left_behind: None) -> Iterator[str]:
     ray.init(
         address="local",
         num_cpus=2,
+        num_gpus=2,  # Ray takes our word for it
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",

@@ -76,6 +76,7 @@ Positive = Annotated[float, Above(0)]
 Share = Annotated[float, Between(0, 1)]
 Widths = Annotated[tuple[int, ...], LayerWidths()]
 NamedValues = dict[str, Any]
+GpuShare = Annotated[float, Between(1e-4, 1)]  # Ray counts in steps of 1e-4
 Seconds = Annotated[float, Between(0, 1e6)]
 Threads = Annotated[int, Between(1, 1024)]
 Episodes = Annotated[int, Between(1, 1_000_000)]  # of one evaluation

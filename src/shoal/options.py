@@ -15,6 +15,7 @@ from shoal.config import (
     Count,
     Enough,
     Factory,
+    GpuShare,
     NamedValues,
     Positive,
     Seconds,
@@ -30,6 +31,10 @@ from shoal.types import EXTERNAL, NO_ENV
 Activation = Literal["tanh", "relu"]
 Images = Literal["nature", "resnet"]
 SLOWEST_LEARNING = 1e-6  # samples per insert, below which a learner would wait for days
+
+
+def on_gpu(device: str) -> bool:
+    return device.startswith("cuda")
 
 
 @config()
@@ -59,6 +64,19 @@ class Acting:
     """Seconds for a step, after which an environment in a process of its own is replaced; 0: however long it takes."""
     acting_device: str = "cpu"
     """What policies compute on; with central inference, the servers."""
+    actor_gpus: GpuShare | None = None
+    """Part of a GPU, and of its memory, for each actor and the evaluator where these compute on one; None: equal parts
+    of one, or of the quarter that a learner leaves."""
+    gpu_memory: Positive | None = None
+    """GB of a GPU's memory that each node may take, in place of its part."""
+
+    @Constraint
+    def _who_shares_a_gpu_computes_on_one(self) -> None:
+        if self.actor_gpus is not None and not on_gpu(self.acting_device):
+            raise UserError(
+                f"--actor-gpus {self.actor_gpus:g} is a part of no GPU while policies compute on "
+                f"{self.acting_device}: add --acting-device cuda, or leave it out."
+            )
 
 
 @config()
@@ -114,6 +132,17 @@ class CentralInference(Outside):
 
     inference_wait: Seconds = 0.002
     """Seconds a request waits for others to share its batch."""
+    inference_gpus: GpuShare | None = None
+    """Part of a GPU, and of its memory, for each server; None: equal parts of one, or of the quarter that a learner
+    leaves."""
+
+    @Constraint
+    def _who_answers_shares_a_gpu(self) -> None:
+        if self.inference_gpus is not None and not (self.inference == "central" and on_gpu(self.acting_device)):
+            raise UserError(
+                f"--inference-gpus {self.inference_gpus:g} is for servers that compute on a GPU: add --inference "
+                "central and --acting-device cuda, or leave it out."
+            )
 
 
 @config()
@@ -136,6 +165,18 @@ class Learning:
     """Threads that each learner computes with on a CPU; None: one, and more while other cores are idle."""
     device: str = "cpu"
     """What learners compute on."""
+    learner_gpus: GpuShare | None = None
+    """Part of a GPU, and of its memory, for each learner that computes on one; None: all of it, or three quarters where
+    others act on one."""
+
+    @Constraint
+    def _who_learns_on_a_gpu_shares_it(self) -> None:
+        if self.learner_gpus is not None and not on_gpu(self.device):
+            raise UserError(
+                f"--learner-gpus {self.learner_gpus:g} is a part of no GPU while learners compute on {self.device}: "
+                "add --device cuda, or leave it out."
+            )
+
     precision: Literal["float32", "bfloat16"] = "float32"
     """In which learners compute convolutions of images."""
     gamma: Share = 0.99

@@ -28,12 +28,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a node asks of the machine it is placed on. Local runs read `threads` only, inline ones nothing."""
+    """What a node asks of the machine it is placed on. Local runs read `threads`, `device` and what bounds its memory
+    there, inline ones nothing."""
 
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float = 0.0  # a part of one is also the part of its memory that the node may take
     memory: int | None = None  # bytes
     threads: int = 1  # that torch and BLAS compute with
+    device: str = "cpu"  # what the node computes on: looked for in its own process, on its own machine
+    gpu_memory: int | None = None  # bytes that it may take there, in place of its part
     node: str | None = None  # the name of a machine, as a custom resource of the Ray cluster
 
 

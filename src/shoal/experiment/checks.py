@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -24,9 +25,11 @@ from shoal.options import (
     Rollouts,
     Sequences,
     Unrolls,
+    on_gpu,
 )
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
+from shoal.runtime import devices
 
 ENVIRONMENT_BYTES = 2_000  # of one environment, at the least
 PARAMETER_COPIES = 4  # of a learner: values, gradients and an optimizer's two moments
@@ -44,9 +47,7 @@ def prepare(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions
     fit; it is returned, to be compared with old weights."""
     config.validate(cfg)
     options.check()
-    check_device("acting_device", cfg.acting_device)
-    if isinstance(cfg, Learning):
-        check_device("device", cfg.device)
+    _check_devices(cfg, options)
     if options.runtime != "ray":  # there nodes may be on other machines, and on larger ones
         _check_memory(cfg, env)
         if isinstance(cfg, Learning) and cfg.precision == "bfloat16" and "cpu" in (cfg.device, cfg.acting_device):
@@ -65,7 +66,8 @@ def prepare(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions
         _refuse_playing(options)
     if options.record_every:
         check_drawn(env.for_evaluation())
-    return algorithm.make_policy(cfg, env, options.seed)
+    here = cfg if options.runtime != "ray" else dataclasses.replace(cfg, acting_device="cpu")  # a GPU may be elsewhere
+    return algorithm.make_policy(here, env, options.seed)
 
 
 def _refuse_playing(options: RunOptions) -> None:
@@ -77,18 +79,31 @@ def _refuse_playing(options: RunOptions) -> None:
         raise UserError("--stop-steps never comes where nothing acts: give --stop-updates or --stop-seconds.")
 
 
-def check_device(field: str, device: str) -> None:
-    if device == "cpu":
-        return
-    import torch
+def _check_devices(cfg: Acting, options: RunOptions) -> None:
+    """On Ray nodes look for their devices themselves: their machines may have what this one has not."""
+    fields = {"acting_device": cfg.acting_device, **({"device": cfg.device} if isinstance(cfg, Learning) else {})}
+    for field, device in fields.items():
+        if options.runtime != "ray":
+            check_device(field, device)
+            continue
+        name, (kind, _, index) = config.option(field), device.partition(":")
+        if (fault := devices.known(device)) is not None:
+            raise UserError(f"{name} {device} is no device ({fault}): give cpu or cuda.")
+        if kind == "cuda" and index not in ("", "0"):
+            raise UserError(
+                f"{name} {device}: on Ray a node sees the GPU that Ray has chosen for it; give {name} cuda."
+            )
+    if cfg.gpu_memory is not None and not any(map(on_gpu, fields.values())):
+        raise UserError(
+            f"--gpu-memory {cfg.gpu_memory:g} bounds nothing while all compute on a CPU: add --device cuda or "
+            "--acting-device cuda, or leave it out."
+        )
 
-    option = f"--{field.replace('_', '-')}"
-    try:
-        stored = torch.zeros(1, device=device).item()  # reading it shows that there is a memory behind
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise UserError(f"{option} {device} cannot be used here ({reason}): leave it at cpu.") from None
-    assert stored == 0.0
+
+def check_device(field: str, device: str) -> None:
+    """Refuse a device that this process cannot use."""
+    if device != "cpu" and (reason := devices.missing(device)) is not None:
+        raise UserError(f"{config.option(field)} {device} cannot be used here ({reason}): leave it at cpu.")
 
 
 def _check_bfloat16() -> None:

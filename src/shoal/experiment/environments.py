@@ -16,6 +16,7 @@ from shoal.envs.check import frame_space
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
 from shoal.options import Acting, Data, Experience, Learning, Rollouts
+from shoal.runtime import devices
 from shoal.types import EXTERNAL, NO_ENV
 
 C = TypeVar("C", bound=Acting)
@@ -78,7 +79,7 @@ def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
         evaluation_options=cfg.eval_env_options,
         evaluation_limit=cfg.eval_limit,
         stack=cfg.frame_stack,
-        device=cfg.device if isinstance(cfg, Learning) else cfg.acting_device,
+        device=_at_hand(cfg.device if isinstance(cfg, Learning) else cfg.acting_device),
         apart=apart,
     )
     spec = replace(spec, timeout=cfg.env_timeout, device=cfg.acting_device)
@@ -91,6 +92,11 @@ def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
             f"(it is {vectorizer})."
         )
     return replace(spec, vectorizer=vectorizer, vectorizer_note=why)
+
+
+def _at_hand(device: str) -> str:
+    """Where a vector of tensors is tried: on the CPU of a driver whose learner will have a GPU elsewhere."""
+    return device if device == "cpu" or devices.missing(device) is None else "cpu"
 
 
 def fit(cfg: C, env: EnvSpec, runtime: str) -> tuple[C, EnvSpec]:

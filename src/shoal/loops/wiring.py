@@ -44,6 +44,7 @@ from shoal.options import (
     Outside,
     Proximal,
     Unrolls,
+    on_gpu,
 )
 from shoal.program import Group, Members, Program, Resources, current
 from shoal.replay import (
@@ -370,7 +371,7 @@ class Wiring(Generic[C]):
             self.metrics,
             synchronous=synchronous,
         )
-        self.place_acting(f"{self.name('actor')}/*", cfg.actors)
+        self.place_acting(f"{self.name('actor')}/*", cfg.actors, cfg.actor_gpus)
 
     def _add_gateway(
         self, policy: Callable[..., Policy], writes: ReplayHandles, pattern: Pattern, rows: int, round_items: int
@@ -397,7 +398,7 @@ class Wiring(Generic[C]):
             round_items=round_items,
             message_bytes=cfg.largest_message,
         )
-        self.place_acting(self.name("gateway"), 1)
+        self.place_acting(self.name("gateway"), 1, cfg.actor_gpus)
 
     def _add_remote_actors(
         self,
@@ -428,7 +429,7 @@ class Wiring(Generic[C]):
         self.group("actors").add_alike(
             self.name("actor"), cfg.actors, RemoteActorLoop, build, rows, servers, self.metrics
         )
-        self.place_acting(f"{self.name('inference')}/*", count)
+        self.place_acting(f"{self.name('inference')}/*", count, inference.inference_gpus)
 
     # ---- acting on the learner's device
 
@@ -500,7 +501,7 @@ class Wiring(Generic[C]):
                 source,
                 self.weights,
                 self.metrics,
-                join=None if meeting is None else partial(Member, meeting, rank, count),
+                join=None if meeting is None else partial(Member, meeting, rank, count, learning.device),
                 device=learning.device,
                 publish_every=publish_every,
                 max_updates=self.settings.max_updates,
@@ -551,7 +552,7 @@ class Wiring(Generic[C]):
             device=cfg.acting_device,
             frozen=self.settings.frozen,
         )
-        self.place_acting(f"{self.name('worker')}/*", cfg.actors)
+        self.place_acting(f"{self.name('worker')}/*", cfg.actors, cfg.actor_gpus)
 
     # ---- the judge
 
@@ -581,7 +582,7 @@ class Wiring(Generic[C]):
             note=self.env.evaluation_note,
             filming=filming,
         )
-        self.place_acting(self.name("evaluator"), cfg.actors)
+        self.place_acting(self.name("evaluator"), cfg.actors, cfg.actor_gpus)
 
     def _add_judge(self) -> None:
         """`evaluator`: clients of the gateway play for it."""
@@ -603,18 +604,29 @@ class Wiring(Generic[C]):
     # ---- machines
 
     def place_learning(self, pattern: str, device: str, threads: int) -> None:
-        """A GPU for each of these nodes, or most of one where others act on it, too."""
-        shares = _on_gpu(device) and _on_gpu(self.cfg.acting_device)
-        gpus = (1.0 - ACTING_SHARE if shares else 1.0) if _on_gpu(device) else 0.0
-        if gpus or threads > 1:
-            self.program.place(pattern, Resources(cpus=0.0, gpus=gpus, threads=threads))
+        """What was asked for, else a GPU for each of these nodes, or most of one where others act on it, too."""
+        share = 0.0
+        if on_gpu(device):
+            share = 1.0 - ACTING_SHARE if on_gpu(self.cfg.acting_device) else 1.0
+            share = _with(Learning, self.cfg).learner_gpus or share
+        self._place(pattern, device, share, threads)
 
-    def place_acting(self, pattern: str, nodes: int) -> None:
-        """Equal parts of one GPU, or of what a learner leaves of it, for these nodes and for the evaluator."""
-        if _on_gpu(self.cfg.acting_device):
-            learns = isinstance(self.cfg, Learning) and _on_gpu(self.cfg.device)
+    def place_acting(self, pattern: str, nodes: int, share: float | None = None) -> None:
+        """The `share` that was asked for, else equal parts of one GPU, or of what a learner leaves of it, for these
+        nodes and for the evaluator."""
+        if on_gpu(self.cfg.acting_device) and share is None:
+            learns = isinstance(self.cfg, Learning) and on_gpu(self.cfg.device)
             parts = (ACTING_SHARE if learns else 1.0) / (nodes + 1) // SMALLEST_SHARE
-            self.program.place(pattern, Resources(cpus=0.0, gpus=max(1.0, parts) * SMALLEST_SHARE))
+            share = max(1.0, parts) * SMALLEST_SHARE
+        self._place(pattern, self.cfg.acting_device, share or 0.0)
+
+    def _place(self, pattern: str, device: str, gpus: float, threads: int = 1) -> None:
+        if device == "cpu" and threads == 1:
+            return
+        bound = self.cfg.gpu_memory
+        memory = None if bound is None or not on_gpu(device) else int(bound * 2**30)
+        resources = Resources(cpus=0.0, gpus=gpus, threads=threads, device=device, gpu_memory=memory)
+        self.program.place(pattern, resources)
 
 
 def experience_program(
@@ -763,10 +775,6 @@ def _with(group: type[G], cfg: Acting) -> G:
     if not isinstance(cfg, group):
         raise TypeError(f"{type(cfg).__module__}.{type(cfg).__qualname__} lacks the options of {group.__qualname__}")
     return cfg
-
-
-def _on_gpu(device: str) -> bool:
-    return device.startswith("cuda")
 
 
 def _keeps(table: Table) -> bool:

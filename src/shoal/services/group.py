@@ -1,10 +1,13 @@
 """Several learners as one: where they meet, and sums over all of them.
 
-Learners meet at the `Group` service; what they add up then travels between them directly, with torch.distributed. On
-the inline runtime, where all of them live in one process and take turns, the service itself does the adding.
+Learners meet at the `Group` service; what they add up then travels between them directly, with torch.distributed: by
+nccl where each has a GPU of its own, otherwise by gloo. On the inline runtime, where all of them live in one process
+and take turns, the service itself does the adding.
 
 A learner takes part once in its life. When one is lost the others find out at their next sum, end with `PeerLost`, and
-all of them meet again, in a new generation.
+all of them meet again, in a new generation. Nccl would wait for who is gone: before each of its sums learners come
+together by gloo, which hears at once of a lost one however long the others have to wait for data; the sum itself has
+little time.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ Address = tuple[str, int]
 
 MEETING = datetime.timedelta(seconds=20)  # for all to connect, once all have come
 SUMMING = datetime.timedelta(hours=2)  # others may have to wait for data
+ADDING = datetime.timedelta(seconds=60)  # once all have come to a sum of nccl's
+BACKEND = "nccl"  # of learners that have a GPU each
+APART = "|"  # between a machine and the GPU that a learner has there
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER
 
@@ -135,27 +141,33 @@ class Member:
 
     stateless = True  # a learner's next life has its own
 
-    def __init__(self, group: Group, rank: int, size: int) -> None:
+    def __init__(self, group: Group, rank: int, size: int, device: str = "cpu") -> None:
         self.rank, self.size = rank, size
         self._group = group
-        if torch.cuda.is_available():
-            torch.cuda.set_device(rank % torch.cuda.device_count())  # "cuda" is from now on this learner's own
+        self._kind = torch.device(device).type
+        self._fast: Any = None  # torch's group for tensors of that kind, where each learner has a GPU of its own
         self._connects = current().runtime.own_processes  # torch.distributed has one group per process
-        self.generation, machines = group.join(rank, current().restarts, _machine())
+        self.generation, places = group.join(rank, current().restarts, f"{_machine()}{APART}{_gpu(device)}")
         if self._connects:
-            self._connect(one_machine=len(set(machines)) == 1)
+            machines, gpus = zip(*(place.split(APART) for place in places), strict=True)
+            self._connect(len(set(machines)) == 1, own_gpus=all(gpus) and len(set(places)) == size)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all learners, the same to the last bit on each of them."""
         if not self._connects:
             return torch.from_numpy(self._group.sum(self.generation, self.rank, values.cpu().numpy())).to(values.device)
-        total = values.clone()
+        by_gpu = self._fast is not None and values.device.type == self._kind
+        total = values.clone() if by_gpu else values.to("cpu", copy=True)
         try:
             with sync.waiting():
-                distributed.all_reduce(total)
+                if by_gpu:
+                    distributed.all_reduce(torch.zeros(1))  # all have come
+                    distributed.all_reduce(total, group=self._fast)
+                else:
+                    distributed.all_reduce(total)
         except RuntimeError as error:
             raise PeerLost(f"learner {self.rank} lost the others: {str(error).splitlines()[0]}") from error
-        return total
+        return total.to(values.device)
 
     def largest(self, value: float) -> float:
         """The largest of all learners' values."""
@@ -163,22 +175,24 @@ class Member:
         values[self.rank] = value
         return float(self.sum(values).max())
 
-    def _connect(self, one_machine: bool) -> None:
+    def _connect(self, one_machine: bool, own_gpus: bool) -> None:
         address = "127.0.0.1" if one_machine else current().address
         if (interface := interface_of(address)) is not None:  # or gloo and nccl listen where the machine's name leads
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"  # all connect here and now
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # what takes too long raises; torch would end the process
         before = _listening()
         try:
             store = self._listen(address) if self.rank == 0 else self._call()
             store.set(f"here/{self.rank}", "")
             store.wait([f"here/{rank}" for rank in range(self.size)], MEETING)
-            backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            distributed.init_process_group(backends, store=store, rank=self.rank, world_size=self.size, timeout=SUMMING)
+            distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=SUMMING)
+            if own_gpus and distributed.is_nccl_available():
+                self._fast = distributed.new_group(backend=BACKEND, timeout=ADDING)
         except RuntimeError as error:
             raise PeerLost(f"learner {self.rank} could not connect to the others: {error}") from error
-        if not torch.cuda.is_available():  # nccl connects at its first sum
+        if self._fast is None:  # nccl connects at its first sum
             for descriptor in _listening() - before:
                 _shut(descriptor)
 
@@ -233,6 +247,14 @@ def _shut(descriptor: int) -> None:
 def _machine() -> str:
     """Tells machines apart."""
     return f"{socket.gethostname()} {uuid.getnode():x}"
+
+
+def _gpu(device: str) -> str:
+    """Tells the GPUs of a machine apart; nothing where there is none. Nccl refuses two learners on one."""
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        return ""
+    index = torch.device(device).index
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index).uuid)
 
 
 def interface_of(address: str) -> str | None:

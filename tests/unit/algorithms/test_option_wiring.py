@@ -24,7 +24,7 @@ from shoal.learning import Learning
 from shoal.loops.evaluator import AT_ONCE
 from shoal.loops.sources import TableSource
 from shoal.loops.wiring import TRIM_EVERY, Settings, whole_requests
-from shoal.program import Handle, Members, Node
+from shoal.program import Handle, Members, Node, Resources
 from shoal.replay import MinSize, Prioritized, SamplesPerInsert, Table, Uniform, n_step, rollout, sequence
 from shoal.runs import registry
 from shoal.runtime.ray import placement
@@ -37,6 +37,7 @@ EXPERIENCE |= {"priority_exponent": 0.35, "importance_exponent": 0.65, "replay":
 EXPERIENCE |= {"publish_every": 6, "gamma": 0.93, "learner_threads": 2}
 EXPERIENCED = {apex_dqn: apex_dqn.ApexDQN, apex_dpg: apex_dpg.ApexDPG, d4pg: d4pg.D4PG, sac: sac.SAC, td3: td3.TD3}
 ROLLED = {impala: impala.Impala, appo: appo.APPO, ppo: ppo.PPO}
+CONTINUOUS_PAGES = (apex_dpg, d4pg, sac, td3)
 LEARNERS: dict[Any, Any] = {**EXPERIENCED, **ROLLED, r2d2: r2d2.R2D2}
 
 
@@ -110,7 +111,9 @@ def check_learners(page: Any, cfg: Any, table: str, batch: int, **expected: Any)
             assert (weights, metrics) == (Handle("weights"), Handle("metrics"))
             kwargs = dict(node.kwargs)
             join = kwargs.pop("join")
-            assert (join and made_of(join)) == ((Member, (Handle("group"), rank, count), {}) if count > 1 else None)
+            assert (join and made_of(join)) == (
+                (Member, (Handle("group"), rank, count, "cpu"), {}) if count > 1 else None
+            )
             own = {"device": "cpu", "max_updates": 77, "publish_every": publish_every, "frozen": "torso.*"}
             own["follow_cores"] = cfg.learner_threads is None
             assert kwargs == own
@@ -457,6 +460,27 @@ def test_one_gpu_is_enough_for_a_run_that_acts_and_learns_on_it(actors: int, inf
     cfg = impala.Config(actors=actors, device="cuda", acting_device="cuda", inference=inference)
     program = impala.program(cfg, envs.describe(cfg.env), SETTINGS)
     placement.check(program, [{"CPU": 4.0, "GPU": 1.0, "memory": 1e9}])
+
+
+@pages([*LEARNERS, a3c])
+@pytest.mark.parametrize("learning", ["cpu", "cuda"])
+def test_four_actors_on_a_gpu_ask_for_one_and_not_for_more(page: Any, learning: str) -> None:
+    where = {"device": learning} if hasattr(page.Config(), "device") else {}
+    cfg = page.Config(env="Pendulum-v1" if page in CONTINUOUS_PAGES else "CartPole-v1", actors=4, **where)
+    cfg = dataclasses.replace(cfg, acting_device="cuda")
+    placement.check(page.program(cfg, envs.describe(cfg.env), SETTINGS), [{"CPU": 4.0, "GPU": 1.0}])
+
+
+def test_what_is_asked_of_gpus_reaches_the_nodes() -> None:
+    cfg = impala.Config(actors=2, device="cuda", acting_device="cuda", inference="central", learner_gpus=0.5)
+    cfg = dataclasses.replace(cfg, inference_gpus=0.3, actor_gpus=0.1, gpu_memory=2.5)
+    nodes, _ = nodes_of(impala, cfg)
+    asked = {name: node.resources for name, node in nodes.items() if node.resources.device != "cpu"}
+    assert {name: one.gpus for name, one in asked.items()} == {"learner": 0.5, "inference/0": 0.3, "evaluator": 0.1}
+    assert {one.gpu_memory for one in asked.values()} == {int(2.5 * 2**30)}
+    assert {one.device for one in asked.values()} == {"cuda"}
+    nodes, _ = nodes_of(a3c, a3c.Config(actors=2, acting_device="cuda", actor_gpus=0.2))
+    assert nodes["worker/1"].resources == Resources(cpus=0.0, gpus=0.2, device="cuda")
 
 
 def test_as_many_shards_as_actors_can_be_filled() -> None:

@@ -80,6 +80,7 @@ def test_twins_differ_where_their_methods_do(twins: tuple[str, str]) -> None:
 
 # What says where a run takes place, on what and with whose code; all other options are numbers of the method.
 WHERE = {"env_options", "eval_env_options", "eval_limit", "frame_stack", "vectorizer", "env_timeout", "preset"}
+WHERE |= {"actor_gpus", "inference_gpus", "learner_gpus", "gpu_memory"}
 WHERE |= {"acting_device", "learners", "learner_threads", "device", "precision", "shards"}
 WHERE |= {"data", "inference", "inference_servers", "inference_batch", "inference_wait", "pattern", "network", "core"}
 WHERE |= {"prefill", "listen", "spaces", "token_file", "tls_certificate", "tls_key"}

@@ -107,3 +107,49 @@ def test_a_precision_that_the_processor_has_is_taken_and_float32_is_not_tried(mo
     monkeypatch.setattr(checks, "IN_BFLOAT16", "raise SystemExit(1)")
     cfg = impala.Config()
     prepare(impala, cfg, describe_env(cfg), RunOptions())
+
+
+# ---- GPUs
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.runtime.devices.missing", lambda device: None if device == "cpu" else "no driver")
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_a_driver_without_a_gpu_can_have_nodes_on_one_elsewhere_but_not_here() -> None:
+    cfg = impala.Config(env="CartPole-v1", device="cuda", acting_device="cuda", actor_gpus=0.01)
+    env = describe_env(cfg)
+    prepare(impala, cfg, env, RunOptions(runtime="ray"))
+    for runtime in ("local", "inline"):
+        with pytest.raises(
+            UserError, match=r"^--acting-device cuda cannot be used here \(no driver\): leave it at cpu"
+        ):
+            prepare(impala, cfg, env, RunOptions(runtime=runtime))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"device": "gpu"}, "--device gpu is no device ("),
+        (
+            {"device": "cuda:1"},
+            "--device cuda:1: on Ray a node sees the GPU that Ray has chosen for it; give --device cuda",
+        ),
+        ({"acting_device": "cuda:2"}, "--acting-device cuda:2: on Ray"),
+        ({"gpu_memory": 4.0}, "--gpu-memory 4 bounds nothing while all compute on a CPU: add --device cuda"),
+        ({"learner_gpus": 0.5}, "--learner-gpus 0.5 is a part of no GPU while learners compute on cpu: add --device"),
+        (
+            {"actor_gpus": 0.5},
+            "--actor-gpus 0.5 is a part of no GPU while policies compute on cpu: add --acting-device",
+        ),
+        ({"inference_gpus": 0.5, "acting_device": "cuda"}, "--inference-gpus 0.5 is for servers that compute on a GPU"),
+        ({"learner_gpus": 2.0, "device": "cuda"}, "--learner-gpus 2.0 is out of range: give a number from 0.0001 to 1"),
+    ],
+)
+def test_gpus_that_cannot_be_had_are_refused_by_their_option(given: dict[str, Any], sentence: str) -> None:
+    cfg = impala.Config(env="CartPole-v1")
+    with pytest.raises(UserError) as told:
+        prepare(impala, replace(cfg, **given), describe_env(cfg), RunOptions(runtime="ray"))
+    assert str(told.value).startswith(sentence)

@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal import sync
 from shoal.program import Client, Context, Node
-from shoal.runtime import host
+from shoal.runtime import devices, host
 from shoal.runtime.network.rpc import LocalLane, serve
 from shoal.runtime.network.transport import Closed, Connection
 from shoal.runtime.supervision import Beat, Event, Finished
@@ -99,6 +99,7 @@ class NodeProcess:
         host.name_process(node.name)
         host.keep_memory()
         host.prepare(start.context, node.resources.threads)  # after unpickling has imported torch, or not
+        devices.take(node, start.context)
         return node
 
     def _client(self, name: str) -> Any:

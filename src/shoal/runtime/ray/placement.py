@@ -8,6 +8,7 @@ from shoal.errors import UserError
 from shoal.program import Node, Program
 
 Amounts = dict[str, float]  # by resource
+STEP = 1e-4  # in which Ray counts: sums of parts may be off by less
 
 
 def check(program: Program, machines: list[Amounts]) -> None:
@@ -40,7 +41,7 @@ def demand(node: Node) -> Amounts:
 
 
 def _fits(asked: Amounts, offer: Amounts) -> bool:
-    return all(offer.get(name, 0.0) >= amount for name, amount in asked.items())
+    return all(offer.get(name, 0.0) >= amount - STEP / 2 for name, amount in asked.items())
 
 
 def amounts(resources: Amounts) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal import sync
 from shoal.program import Client, Context, Node
-from shoal.runtime import host
+from shoal.runtime import devices, host
 from shoal.runtime.network.endpoints import Endpoint, connect
 from shoal.runtime.network.identity import Identity, Trust
 from shoal.runtime.network.listener import Listener
@@ -84,6 +84,7 @@ class RemoteNode:
             node: Node = pickle.loads(pickled)
             host.keep_memory()
             host.prepare(self._context, node.resources.threads)  # after unpickling has imported torch, or not
+            devices.take(node, self._context)
             self._target = node.build(lambda name: Client(name, *self._lanes[name]))
             self._built.set()
             if self._heart.drive(self._target, self._stopping.is_set):
