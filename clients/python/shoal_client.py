@@ -17,6 +17,7 @@ has n rows. The client comes back by itself when the connection or the server is
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import ssl
@@ -27,9 +28,10 @@ from urllib.parse import urlsplit
 import msgpack
 import numpy as np
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake, InvalidState
+from websockets.exceptions import InvalidHandshake
 from websockets.frames import Opcode
-from websockets.uri import parse_uri
+from websockets.protocol import State
+from websockets.uri import WebSocketURI, parse_uri
 
 PROTOCOL = 1
 COME_BACK = (1001, 1006, 1011, 1012, 1013)  # close codes after which it is worth to try again
@@ -69,70 +71,122 @@ def _as_array(value: dict[Any, Any]) -> Any:
 
 
 class Connection:
-    """One websocket, without threads: what is sent and received goes through a plain socket."""
+    """One websocket, without threads, on a plain socket. Whole binary messages are read and written here, since they
+    are nearly all there is; handshake, pings, fragments and the close are the library's."""
 
     def __init__(
         self, url: str, headers: dict[str, str], timeout: float, largest: int, tls: ssl.SSLContext | None
     ) -> None:
         uri = parse_uri(url)
         self._protocol = ClientProtocol(uri, max_size=largest)
+        self._largest, self._timeout = largest, timeout
+        self._rest = self._fragments = b""
+        self._messages: list[bytes] = []
         self._socket = socket.create_connection((uri.host, uri.port), timeout)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if uri.secure:
-            self._socket = (tls or ssl.create_default_context()).wrap_socket(self._socket, server_hostname=uri.host)
-        self._frames: list[bytes] = []
-        request = self._protocol.connect()
-        request.headers.update(headers)
-        self._protocol.send_request(request)
-        self._flush()
-        while self._protocol.handshake_exc is None and self._protocol.state.name == "CONNECTING":
-            self._read()
-        if self._protocol.handshake_exc is not None:
-            raise self._protocol.handshake_exc
+        try:
+            self._prepare(uri, tls)
+            self._shake_hands(headers)
+        except BaseException:
+            self._socket.close()
+            raise
 
     def send(self, data: bytes) -> None:
-        try:
+        if self._protocol.state is not State.OPEN:  # the other side has closed it
+            raise Lost(self._protocol.close_code or 1006)
+        size = len(data)
+        if size >= 1024:
             self._protocol.send_binary(data)
-        except InvalidState as problem:  # the other side has closed it
-            raise Lost(self._protocol.close_code or 1006) from problem
-        self._flush()
+            self._flush()
+            return
+        mask = os.urandom(4)
+        masked = int.from_bytes(data, "big") ^ int.from_bytes((mask * (size // 4 + 1))[:size], "big")
+        head = bytes((0x82, 0x80 | size)) if size < 126 else b"\x82\xfe" + size.to_bytes(2, "big")
+        self._socket.sendall(head + mask + masked.to_bytes(size, "big"))
 
     def receive(self, timeout: float | None) -> Any:
-        self._socket.settimeout(timeout)
-        while not self._frames:
-            self._read()
-        return unpack(self._frames.pop(0))
+        if timeout != self._timeout:
+            self._socket.settimeout(timeout)
+            self._timeout = timeout
+        while not self._messages:
+            data = self._socket.recv(65_536)
+            if not data:
+                raise Lost(1006)
+            self._read(self._rest + data if self._rest else data)
+        return unpack(self._messages.pop(0))
 
     def close(self) -> None:
         try:
-            if self._protocol.state.name == "OPEN":
+            if self._protocol.state is State.OPEN:
                 self._protocol.send_close(1000)
                 self._flush()
         except Exception:
             pass
         self._socket.close()
 
+    def _prepare(self, uri: WebSocketURI, tls: ssl.SSLContext | None) -> None:
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without a word
+        for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        if uri.secure:
+            self._socket = (tls or ssl.create_default_context()).wrap_socket(self._socket, server_hostname=uri.host)
+
+    def _shake_hands(self, headers: dict[str, str]) -> None:
+        request = self._protocol.connect()
+        request.headers.update(headers)
+        self._protocol.send_request(request)
+        self._flush()
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            data = self._socket.recv(65_536)
+            if not data or len(answer) > 65_536:
+                raise Lost(1006)
+            answer += data
+        end = answer.index(b"\r\n\r\n") + 4
+        self._protocol.receive_data(answer[:end])
+        if self._protocol.handshake_exc is not None:
+            raise self._protocol.handshake_exc
+        if self._protocol.state is not State.OPEN:  # refused, with a body that is still to come
+            raise Lost(1006)
+        self._read(answer[end:])
+
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
             if data:
                 self._socket.sendall(data)
 
-    def _read(self) -> None:
-        data = self._socket.recv(65_536)
-        self._protocol.receive_data(data) if data else self._protocol.receive_eof()
+    def _read(self, data: bytes) -> None:
+        """Take apart what has come; what is not whole stays."""
+        while len(data) >= 2:
+            size, start = data[1], 2
+            if size >= 126:
+                start = 4 if size == 126 else 10
+                if len(data) < start:
+                    break
+                size = int.from_bytes(data[2:start], "big")
+            if size > self._largest:
+                raise Lost(1009)
+            if len(data) < start + size:
+                break
+            if data[0] == 0x82:
+                self._messages.append(data[start : start + size])
+            else:
+                self._read_other(data[: start + size])
+            data = data[start + size :]
+        self._rest = data
+
+    def _read_other(self, frame: bytes) -> None:
+        self._protocol.receive_data(frame)
         self._flush()  # answers to pings, and to a close
         for event in self._protocol.events_received():
             opcode = getattr(event, "opcode", None)
             if opcode in (Opcode.BINARY, Opcode.CONT):
-                self._whole = (
-                    getattr(self, "_whole", b"") + bytes(event.data) if opcode is Opcode.CONT else bytes(event.data)
-                )
+                self._fragments = (self._fragments if opcode is Opcode.CONT else b"") + bytes(event.data)
                 if event.fin:
-                    self._frames.append(self._whole)
-            elif opcode is Opcode.CLOSE and not self._frames:
+                    self._messages.append(self._fragments)
+            elif opcode is Opcode.CLOSE and not self._messages:
                 raise Lost(self._protocol.close_code or 1006)
-        if not data and not self._frames:
-            raise Lost(1006)
 
 
 class Client:
@@ -252,7 +306,7 @@ class Client:
                 if time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(2.0, 2 * pause)
+                pause = min(0.5, 2 * pause)
 
     def _receive(self, timeout: float | None = None) -> dict[str, Any]:
         assert self._connection is not None

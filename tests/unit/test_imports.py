@@ -51,7 +51,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "replay retry services state step sync tree versions",
         "torch numpy gymnasium",
     ),
-    "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack"),
+    "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack uvloop"),
     "runtime": ("buffers errors program sync", "numpy torch cloudpickle cryptography"),
     "algorithms": (
         "acting batches config data envs errors functional learning loops nets optim options program replay "
@@ -85,7 +85,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     ),
     "serving": (
         "acting checkpoints config errors experiment gateway playing runs tree",
-        "numpy torch aiohttp uvloop",
+        "numpy torch aiohttp",
     ),
     "cli": (
         "analysis arguments bench config data diagnosis envs errors experiment options playing runs runtime serving "

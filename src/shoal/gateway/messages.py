@@ -222,13 +222,22 @@ class RowReader:
 
     def numbers(self, message: Message, field: str) -> Array:
         """Float32 [B], 0 where nothing is said."""
+        value = message.get(field)
+        if self._batch is None and type(value) is float and -_LARGE < value < _LARGE:  # as nearly always
+            return np.array((value,), np.float32)
         array = self._flat(message.get(field), field, np.dtype(np.float32))
         if not np.isfinite(array).all():
             raise WireError(f"{field!r} holds NaN or infinity")
         return array
 
     def truths(self, message: Message, field: str) -> Array:
-        """Bool [B], False where nothing is said."""
+        """Bool [B], False where nothing is said; not to be written to."""
+        value = message.get(field)
+        if self._batch is None:
+            if value is None or value is False:
+                return _NO
+            if value is True:
+                return _YES
         return self._flat(message.get(field), field, np.dtype(np.bool_))
 
     def _flat(self, value: Any, field: str, dtype: np.dtype[Any]) -> Array:
@@ -257,15 +266,16 @@ class RowReader:
 
     def _leaf(self, value: Any, place: str) -> Array:
         space, dtype, shape = self._leaves[place]
-        array = _as_array(value, place)
+        array = value if type(value) is np.ndarray else _as_array(value, place)
         if self._batch is None:
             array = array[np.newaxis]
         if array.shape != shape:
             asked, got = (list(shape), list(array.shape)) if self._batch else (list(shape[1:]), list(array.shape[1:]))
             raise WireError(f"{place!r} has shape {got}, but must have {asked}")
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise WireError(f"{place!r} has the numbers {array.dtype}, but must have {dtype}")
-        array = _cast(array, dtype)
+        if array.dtype != dtype:
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise WireError(f"{place!r} has the numbers {array.dtype}, but must have {dtype}")
+            array = _cast(array, dtype)
         if dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{place!r} holds NaN or infinity")
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -275,6 +285,11 @@ class RowReader:
         elif isinstance(space, spaces.MultiBinary) and np.any(array > 1):
             raise WireError(f"{place!r} is outside of its space {space}")
         return array if array.flags.writeable else array.copy()  # torch would warn of tensors that share it
+
+
+_LARGE = 3.4e38  # nearly the largest of float32
+_YES, _NO = np.ones(1, np.bool_), np.zeros(1, np.bool_)
+_YES.flags.writeable = _NO.flags.writeable = False
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:

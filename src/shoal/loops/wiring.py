@@ -586,7 +586,7 @@ class Wiring(Generic[C]):
 
     def _add_judge(self) -> None:
         """`evaluator`: clients of the gateway play for it."""
-        from shoal.loops.gateway import ClientsEvaluator
+        from shoal.loops.judging import ClientsEvaluator
 
         assert self.gateway is not None
         settings = self.settings

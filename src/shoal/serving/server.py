@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import importlib.util
 import logging
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any
 from shoal.config import validate
 from shoal.errors import UserError
 from shoal.experiment.checks import check_device
-from shoal.gateway.server import Door, Limits, Listen, Security
+from shoal.gateway.server import Door, Limits, Listen, Security, new_event_loop
 from shoal.playing.policy import TrainedPolicy
 from shoal.serving.batching import Batcher
 from shoal.serving.computing import Acts, Here
@@ -182,18 +181,13 @@ class PolicyServer:
             self.expired += self.service.sessions.expire()
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, which is quicker."""
-    if importlib.util.find_spec("uvloop") is not None:
-        import uvloop
-
-        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-        return loop
-    return asyncio.new_event_loop()
-
-
-async def run_until_told(server: PolicyServer, started: Callable[[PolicyServer], None]) -> None:
+def run_until_told(server: PolicyServer, started: Callable[[PolicyServer], None]) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_until_told(server, started))
+
+
+async def _until_told(server: PolicyServer, started: Callable[[PolicyServer], None]) -> None:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     await server.start()

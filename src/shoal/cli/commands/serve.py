@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,11 +22,9 @@ def run_serve(words: Sequence[str]) -> int:
     )
     options, (source,) = parse(words, "shoal serve", description, ServeOptions, "RUN")
     need_gateway()
-    from shoal.serving.server import PolicyServer, new_event_loop, run_until_told
+    from shoal.serving.server import PolicyServer, run_until_told
 
-    server = PolicyServer(source, options, tell=warn)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(run_until_told(server, _started))
+    run_until_told(PolicyServer(source, options, tell=warn), _started)
     return OK
 
 

@@ -1,0 +1,269 @@
+"""The gateway's side of its door: who comes, asks, is answered and leaves, in the thread that listens.
+
+A node takes what has come as a batch, and hands the answers back. Messages have numbers, so that what is sent again is
+known; a client that has lost its connection is remembered for a while and goes on with its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import secrets
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from shoal.envs import EnvSpec
+from shoal.envs.check import action_space, observation_space
+from shoal.envs.vector import action_converter
+from shoal.errors import UserError
+from shoal.gateway.messages import Hello, Refused, RowReader, whole, write_spaces
+from shoal.gateway.server import Gone, Peer
+from shoal.gateway.wire import Message
+from shoal.loops.sessions import Request, Session
+from shoal.services.metrics import Reporter
+from shoal.sync import monotonic
+
+MOST_SESSIONS = 4096  # that are remembered at once, with and without a connection
+
+
+class Left(NamedTuple):
+    """A client that will not come back: its streams are free."""
+
+    session: Session
+
+
+class Reception:
+    """A `Service` behind a door. `take` and `held` are the node's; all else belongs to the event loop."""
+
+    kind = "train"
+
+    def __init__(
+        self,
+        env: EnvSpec,
+        rows: int,  # of a block, which is what a client may lose with a server
+        report: Reporter,
+        wake: Callable[[], None],  # have the node take what has come
+        *,
+        max_wait: float,
+        expiry: float,
+        environments: int,
+    ) -> None:
+        self._env, self._rows, self._report, self._wake = env, rows, report, wake
+        self._max_wait, self._expiry, self._most = max_wait, expiry, environments
+        self._native = env.native_action_space or env.action_space
+        self._spaces = write_spaces(env.frame_space, self._native)
+        self._life = secrets.token_hex(4)  # sessions of another one were lost with it
+        self._came: collections.deque[Request | Left] = collections.deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Future[None]] = set()  # connections that were taken over
+        self._present = 0  # sessions with a connection
+        self.sessions: dict[str, Session] = {}
+        self.held = 0  # sessions whose question the node keeps for later
+        self.ready = False  # there is something to take
+
+    # ---- for the node
+
+    def take(self) -> tuple[list[Request], list[Session]]:
+        """All that came: questions, and who has left for good, behind its last question."""
+        self.ready = False
+        asked: list[Request] = []
+        left: list[Session] = []
+        while self._came:
+            one = self._came.popleft()
+            if isinstance(one, Request):
+                asked.append(one)
+            else:
+                left.append(one.session)
+        return asked, left
+
+    @property
+    def present(self) -> int:
+        return self._present
+
+    # ---- a connection
+
+    def metadata(self) -> Message:
+        return {"spaces": self._spaces}
+
+    async def talk(self, peer: Peer) -> None:
+        hello = peer.hello
+        if hello is None or hello.role == "player":
+            raise Refused(
+                "protocol", "this server trains: say hello as an environment or an evaluator; shoal serve has policies"
+            )
+        session, resumed = self._enter(hello)
+        before, session.peer, session.left = session.peer, peer, None
+        session.waits = session.slow = False
+        if before is None:
+            self._present += 1
+        else:  # it may be dead and not know it: nobody waits for its goodbye
+            self._forget_connection(session)
+            closing = asyncio.ensure_future(self._turn_away(before))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        try:
+            await peer.send(
+                {
+                    "type": "welcome",
+                    "session": session.id,
+                    "seq": session.seq,
+                    "asked": session.asked,
+                    "resumed": resumed,
+                    "mode": "central",
+                    "spaces": self._spaces,
+                }
+            )
+            await self._listen(peer, session)
+        finally:
+            if session.peer is peer:
+                self._present -= 1
+                session.peer, session.left = None, monotonic()
+                self._forget_connection(session)
+                if session.asked == session.seq and not session.begun:  # there is nothing to come back for
+                    self._depart(session)
+
+    async def _listen(self, peer: Peer, session: Session) -> None:
+        """Read what the client asks. Answers are written by `deliver`, but to who does not take them."""
+        while True:
+            message = await peer.receive()
+            if session.peer is not peer:
+                raise Gone
+            kind = message.get("type")
+            if kind == "bye":
+                self._depart(session)
+                await peer.end("goodbye")
+                return
+            if kind != "step":
+                raise Refused("message", f"an environment sends 'step' or 'bye', and not {str(kind)[:40]!r}")
+            known = self._ask(session, message)
+            if not known and session.slow:
+                session.answered = asyncio.get_running_loop().create_future()
+                await session.answered
+                known = True
+            if known:
+                await peer.send_packed(session.reply)  # waits until the client has taken what it was sent
+                session.slow = False
+
+    def _ask(self, session: Session, message: Message) -> bool:
+        """Whether the answer is there; otherwise it comes."""
+        seq = whole(message, "seq", 1, 1 << 62)
+        if seq == session.seq and session.reply:
+            self._report.count("repeated_messages")
+            return True
+        if session.waits or seq != session.seq + 1:
+            raise Refused("seq", f"the next message of this session is number {session.seq + 1}, and not {seq}")
+        if seq == session.asked:  # it came on a connection that was lost meanwhile
+            self._report.count("repeated_messages")
+        else:
+            row = session.read(message)
+            session.asked = seq
+            self._put(Request(session, seq, row, monotonic()))
+        session.waits = True
+        return False
+
+    def deliver(self, sessions: Iterable[Session]) -> None:
+        """Tell those who wait what was answered."""
+        for session in sessions:
+            peer = session.peer
+            if peer is None or not session.waits or session.seq != session.asked:
+                continue  # it asks again when it comes back
+            session.waits = False
+            if session.answered is not None:
+                if not session.answered.done():
+                    session.answered.set_result(None)
+                session.answered = None
+                continue
+            try:
+                session.slow = not peer.write(session.reply)
+            except Gone:
+                pass  # who reads hears of it too
+
+    async def _turn_away(self, peer: Peer) -> None:
+        await peer.refuse(Refused("session", "the session goes on with another connection"))
+        await peer.close(1008, "session")
+
+    @staticmethod
+    def _forget_connection(session: Session) -> None:
+        if session.answered is not None and not session.answered.done():
+            session.answered.set_exception(Gone())
+        session.answered = None
+
+    # ---- what has come
+
+    def _put(self, one: Request | Left) -> None:
+        """The node is woken once everybody has asked, or when the first has waited for long enough."""
+        self._came.append(one)
+        if len(self._came) >= self._present - self.held:
+            self._hand_over()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._came:
+            self.ready = True
+            self._wake()
+
+    # ---- sessions
+
+    def see_who_left(self) -> None:
+        """Forget those who did not come back."""
+        now = monotonic()
+        for session in list(self.sessions.values()):
+            if session.left is not None and now - session.left > self._expiry:
+                self._report.count("expired_sessions")
+                self._depart(session)
+
+    def _depart(self, session: Session) -> None:
+        if self.sessions.pop(session.id, None) is not None:
+            self._put(Left(session))
+
+    def _enter(self, hello: Hello) -> tuple[Session, bool]:
+        """The session that a client goes on with, or a new one."""
+        if hello.mode == "local":
+            raise Refused("protocol", "clients that act by themselves (mode 'local') are not served by this version")
+        known = self.sessions.get(hello.session) if hello.session else None
+        if known is not None:
+            said = known.hello
+            if (said.role, said.environments, said.autoreset) != (hello.role, hello.environments, hello.autoreset):
+                raise Refused("session", "the session is of another role, number of environments or autoreset")
+            known.hello = hello
+            self._report.count("reconnections")
+            return known, True
+        self._check_spaces(hello)
+        if len(self.sessions) >= MOST_SESSIONS:
+            raise Refused("full", "there are too many clients: come back later")
+        used = sum(one.reader.count for one in self.sessions.values())
+        if used + hello.count > self._most:
+            raise Refused("full", f"there are {used} environments of at most {self._most}: come back later")
+        session = Session(
+            f"{self._life}{secrets.token_hex(16)}",
+            hello,
+            RowReader(self._env.observation_space, hello.environments, self._env.stack),
+            action_converter(self._native),
+        )
+        self.sessions[session.id] = session
+        self._report.count("clients")
+        if hello.session and not hello.session.startswith(self._life):  # of a server that was lost with its open blocks
+            self._report.count("lost_sessions")
+            lost = min(max(0, hello.seq - hello.stored), 2 * self._rows + 2)
+            self._report.count("lost_steps", lost * session.reader.count)
+        return session, False
+
+    def _check_spaces(self, hello: Hello) -> None:
+        """Those that a client states are those of the run."""
+        stated = (
+            (hello.observation_space, self._env.frame_space, observation_space),
+            (hello.action_space, self._env.action_space, action_space),
+        )
+        for (space, own, normal), what in zip(stated, ("observation", "action")):
+            if space is None:
+                continue
+            try:
+                same = normal(space, "the client") == own
+            except UserError as problem:
+                raise Refused("spaces", str(problem)) from None
+            if not same:
+                raise Refused("spaces", f"the run's {what} space is {own!s:.200}, and not {space!s:.200}")

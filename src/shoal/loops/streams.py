@@ -1,0 +1,104 @@
+"""Streams of rows that outlive the clients who bring them: who leaves is followed by the next, in the same stream.
+
+A row waits for what its action gives. When its client is lost it becomes the row before a reset, as after a truncated
+end: no row is lost with a client, and writers do not heap up in the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shoal import tree
+from shoal.loops.sessions import Request, Session
+from shoal.program import current
+from shoal.services.inference import Slot
+from shoal.step import Step
+
+
+class Streams:
+    """Slots by name, and which of them nobody writes to."""
+
+    def __init__(
+        self,
+        slots: dict[str, Slot],
+        open_slot: Callable[[str, int, int, int], Slot],  # of a name, life, first environment and their number
+        shipped: Callable[[Slot], None],  # is told of every block that was sent
+    ) -> None:
+        self._slots, self._open, self._shipped = slots, open_slot, shipped
+        self._free: list[str] = []
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def of(self, session: Session) -> list[Slot]:
+        """The session's: those that others have left, and as many new ones as are missing. An environment that resets
+        within a step has one row more than others now and then, so it has a stream of its own."""
+        if not session.streams:
+            alone = session.hello.autoreset == "same_step" and session.reader.count > 1
+            count, many = (1, session.reader.count) if alone else (session.reader.count, 1)
+            for _ in range(many):
+                session.streams.append(self._get(count))
+        return [self._slots[name] for name in session.streams]
+
+    @staticmethod
+    def parts(session: Session, observation: Any) -> list[Any]:
+        """An observation for each of the session's streams."""
+        if len(session.streams) == 1:
+            return [observation]
+        return [tree.map(lambda leaf, i=i: leaf[i : i + 1], observation) for i in range(len(session.streams))]
+
+    def results(self, request: Request, slots: list[Slot]) -> list[tuple[int, Any]]:
+        """Write down what the last actions gave; final observations that are rows of their own, by stream."""
+        session, row = request.session, request.row
+        finals: list[tuple[int, Any]] = []
+        parts = self.parts(session, row.final) if row.final is not None else []
+        for index, slot in enumerate(slots):
+            if len(slots) == 1:
+                step = Step(None, row.reward, row.terminated, row.truncated, row.reset)
+            else:
+                at = slice(index, index + 1)
+                step = Step(None, row.reward[at], row.terminated[at], row.truncated[at], row.reset[at])
+            if self.result(slot, step):
+                session.sent(index, request.seq - 1)
+            if parts and bool(step.terminated[0] | step.truncated[0]):
+                finals.append((index, parts[index]))
+        return finals
+
+    def result(self, slot: Slot, step: Step) -> bool:
+        """Whether a block was sent by that."""
+        if not slot.recorder.result(step):
+            return False
+        self._shipped(slot)
+        return True
+
+    def cut(self, slot: Slot) -> bool:
+        """What its last row gave is nothing, and what follows begins an episode; as `result`."""
+        count = slot.recorder.count
+        ones, none = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+        return self.result(slot, Step(None, np.zeros(count, np.float32), none, none, ones))
+
+    def leave(self, session: Session) -> None:
+        """The session's streams are for the next."""
+        if session.begun:
+            for name in session.streams:
+                self.cut(self._slots[name])
+        self._free += session.streams
+        session.streams = []
+
+    def _get(self, count: int) -> str:
+        for name in self._free:
+            if self._slots[name].recorder.count == count:
+                self._free.remove(name)
+                return name
+        first = sum(slot.recorder.count for slot in self._slots.values())
+        name = f"{current().name}/{len(self._slots)}"
+        self._slots[name] = self._open(name, current().restarts, first, count)
+        for slot in self._slots.values():
+            player = slot.recorder.player
+            player.place(int(player.environments[0]), first + count)
+        self._slots[name].recorder.player.place(first, first + count)
+        return name
