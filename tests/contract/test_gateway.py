@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +18,19 @@ import pytest
 from gymnasium import spaces
 
 import shoal
-from shoal.algorithms import a3c, impala, ppo
+from gateway_clients import (
+    ALGORITHMS,
+    SIGNS,
+    SIZES,
+    Client,
+    Clients,
+    Ended,
+    Lost,
+    Refused,
+    certificates,
+    free_port,
+)
+from shoal.algorithms import a3c, impala
 from shoal.envs import describe_data
 from shoal.errors import UserError
 from shoal.gateway.server import Security
@@ -29,10 +41,6 @@ from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
 from shoal.types import EXTERNAL
 from shoal.versions import make_version
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "clients" / "python"))
-
-from shoal_client import Client, Ended, Lost, Refused
 
 UNROLL = 4
 OBSERVATION = {"kind": "box", "shape": [3], "dtype": "float32", "low": "-inf", "high": "inf"}
@@ -345,73 +353,12 @@ def test_evaluators_judge_and_wait_meanwhile(running: Any) -> None:
     assert "env_steps" not in one.counts()
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-class Clients:
-    """Simulators in threads, and what became of them."""
-
-    def __init__(self, url: str, roles: list[str]) -> None:
-        self.acted: set[int] = set()  # who was ever answered
-        self.ended: dict[int, str] = {}
-        self.failed: list[BaseException] = []
-        self._threads = [
-            threading.Thread(target=self._play, args=(url, who, role), daemon=True) for who, role in enumerate(roles)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        """Wait for those who took part: who comes back when the run has ended finds nobody."""
-        for who in sorted(self.acted):
-            self._threads[who].join(20)
-
-    def _play(self, url: str, who: int, role: str) -> None:
-        """Two doors, three steps to the left and to the right, one of which is the right one: learned in no time, and
-        no policy that does not look at the sign finds it."""
-        box = {"kind": "box", "shape": [1], "dtype": "float32", "low": -3.0, "high": 3.0}
-        space = {"kind": "dict", "parts": {"place": box, "sign": {"kind": "discrete", "n": 2, "start": 0}}}
-        action_space = {"kind": "discrete", "n": 2, "start": 0}
-        place = time_ = sign = 0
-
-        def observed() -> dict[str, Any]:
-            return {"place": np.array([place], np.float32), "sign": np.int64(sign)}
-
-        try:
-            with Client(url, observation_space=space, action_space=action_space, role=role, patience=60) as client:
-                action = client.reset(observed())
-                self.acted.add(who)
-                while True:
-                    place, time_ = place + (1 if action else -1), time_ + 1
-                    terminated, truncated = abs(place) == 3, time_ == 12
-                    found = terminated and (place > 0) == bool(sign)
-                    reward = (1.0 if found else -1.0) if terminated else -0.05
-                    action = client.step(observed(), reward, terminated, truncated)
-                    if terminated or truncated:
-                        place, time_, sign = 0, 0, 1 - sign
-                        action = client.reset(observed())
-        except Ended as end:
-            self.ended[who] = str(end)
-        except BaseException as problem:
-            self.failed.append(problem)
-
-
-SMALL: dict[str, Any] = {"hidden": (16,), "unroll": 8, "learning_rate": 5e-3, "reward_scale": 1.0}
-SIZES: dict[Any, dict[str, Any]] = {
-    impala: {"batch": 4, "queue": 4},
-    ppo: {"actors": 1, "envs_per_actor": 4, "minibatches": 2},
-}
-
-
-@pytest.mark.parametrize("algorithm", [impala, ppo], ids=["impala", "ppo"])
-def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["impala", "ppo", "apex_dqn"])
+def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: str, tmp_path: Path) -> None:
     """Spaces are said by the first client, who is asked to come back when the run has been started."""
     port = free_port()
     clients = Clients(f"ws://127.0.0.1:{port}", ["environment"] * 3 + ["evaluator"])
-    cfg = algorithm.Config(env="external", listen=f"127.0.0.1:{port}", **SMALL, **SIZES[algorithm])
+    cfg = ALGORITHMS[algorithm].Config(env="external", listen=f"127.0.0.1:{port}", **SIZES[algorithm])
     result = shoal.train(cfg, quiet=True, stop_return=0.7, stop_seconds=120, run_dir=str(tmp_path / "run"))
     clients.join()
     assert not clients.failed
@@ -419,6 +366,65 @@ def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: Any, tmp_
     assert result.env_steps > 100, "no policy of the beginning reaches it"
     assert len(clients.acted) >= 2, "one who learns and one who judges"
     assert clients.ended == dict.fromkeys(clients.acted, "the run has ended"), "who takes part hears of the end"
+
+
+@pytest.mark.parametrize("kept", ["said again", "in a file"])
+def test_a_run_goes_on_with_the_clients_of_its_second_life(kept: str, tmp_path: Path) -> None:
+    """It listens where it did, and waits for a client where nothing else says what its spaces are."""
+    port, run = free_port(), tmp_path / "run"
+    record = tmp_path / "spaces.json"
+    record.write_text(json.dumps(SIGNS))
+    place: dict[str, Any] = {"listen": f"127.0.0.1:{port}", "spaces": None if kept == "said again" else str(record)}
+    cfg = impala.Config(env="external", **place, **SIZES["impala"])
+    first = Clients(f"ws://127.0.0.1:{port}", ["environment"] * 2)
+    begun = shoal.train(cfg, quiet=True, stop_updates=5, run_dir=str(run))
+    first.join()
+    second = Clients(f"ws://127.0.0.1:{port}", ["environment"] * 3 + ["evaluator"])
+    resumed = shoal.resume(run, quiet=True, stop_updates=100_000, stop_return=0.7, stop_seconds=120)
+    second.join()
+    assert not first.failed + second.failed
+    assert begun.learner_steps >= 5
+    assert resumed.learner_steps > begun.learner_steps, "it counts on"
+    assert resumed.env_steps > begun.env_steps
+    assert resumed.stopped_by == "return"
+    assert second.ended == dict.fromkeys(second.acted, "the run has ended")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("algorithm", ["impala", "ppo"])
+def test_clients_of_a_run_on_ray(algorithm: str, ray_cluster: str, tmp_path: Path) -> None:
+    port = free_port()
+    clients = Clients(f"ws://127.0.0.1:{port}", ["environment"] * 3 + ["evaluator"], patience=180)
+    cfg = ALGORITHMS[algorithm].Config(env="external", listen=f"127.0.0.1:{port}", **SIZES[algorithm])
+    where: dict[str, Any] = {"runtime": "ray", "ray_address": ray_cluster, "run_dir": str(tmp_path / "run")}
+    result = shoal.train(cfg, quiet=True, stop_return=0.7, stop_seconds=200, **where)
+    clients.join()
+    assert not clients.failed
+    assert (result.runtime, result.stopped_by) == ("ray", "return")
+    assert clients.ended == dict.fromkeys(clients.acted, "the run has ended")
+
+
+def test_tokens_and_certificates_of_a_run(tmp_path: Path) -> None:
+    port, token = free_port(), "a token of the test's own"
+    certificate, key = certificates(tmp_path)
+    (tmp_path / "token").write_text(token + "\n")
+    files = {"token_file": tmp_path / "token", "tls_certificate": certificate, "tls_key": key}
+    cfg = impala.Config(
+        env="external", listen=f"127.0.0.1:{port}", **{name: str(path) for name, path in files.items()},
+        **SIZES["impala"],
+    )  # fmt: skip
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    clients = Clients(f"wss://localhost:{port}", ["environment"] * 2, token=token, tls=trusting)
+    stranger = Clients(f"wss://localhost:{port}", ["environment"], token="another token altogether", tls=trusting)
+    result = shoal.train(cfg, quiet=True, stop_updates=20, stop_seconds=120, run_dir=str(tmp_path / "run"))
+    clients.join()
+    assert result.learner_steps >= 20
+    assert not clients.failed
+    assert clients.ended == dict.fromkeys(clients.acted, "the run has ended")
+    assert not stranger.acted
+    assert token not in "".join(path.read_text("utf-8", "replace") for path in (tmp_path / "run").rglob("*.json*"))
 
 
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class GatewayLoop(Loop, InferenceServer):
             return self._end()
         self._refresh()
         asked, left = self._reception.take()
-        if asked or self._judges.held:
+        if asked or self._judges.wake():
             self._answer_clients(asked)
             self._report.lap("inference")
         for session in left:
@@ -163,7 +163,6 @@ class GatewayLoop(Loop, InferenceServer):
         learners = [request for request in batch if not request.session.evaluates]
         evaluators = [request for request in batch if request.session.evaluates]
         answered = self._judges.act(evaluators, self._reply_to)
-        self._reception.held = len(self._judges.held)
         if learners:
             self._answer_learners(learners)
             answered += [request.session for request in learners]
@@ -238,7 +237,6 @@ class GatewayLoop(Loop, InferenceServer):
         """Of one who said goodbye or did not come back: its episodes end as truncated ones."""
         if session.evaluates:
             self._judges.forget(session)
-            self._reception.held = len(self._judges.held)
             return
         if session.begun:
             self._report.count("lost_episodes", int(session.tally.open.sum()))

@@ -33,7 +33,7 @@ class Left(NamedTuple):
 
 
 class Reception:
-    """A `Service` behind a door. `take` and `held` are the node's; all else belongs to the event loop."""
+    """A `Service` behind a door. `take` is the node's; all else belongs to the event loop."""
 
     kind = "train"
 
@@ -53,32 +53,40 @@ class Reception:
         self._native = env.native_action_space or env.action_space
         self._spaces = write_spaces(env.frame_space, self._native)
         self._life = secrets.token_hex(4)  # sessions of another one were lost with it
-        self._came: collections.deque[Request | Left] = collections.deque()
+        self._came: collections.deque[Request | Left] = collections.deque()  # of who learns
+        self._judging: collections.deque[Request | Left] = collections.deque()  # of who evaluates
+        self._gathered = False  # what came of those who learn is a batch
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Future[None]] = set()  # connections that were taken over
-        self._present = 0  # sessions with a connection
+        self._learning = self._evaluating = 0  # sessions with a connection
         self.sessions: dict[str, Session] = {}
-        self.held = 0  # sessions whose question the node keeps for later
-        self.ready = False  # there is something to take
 
     # ---- for the node
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        return self._gathered or bool(self._judging)
+
     def take(self) -> tuple[list[Request], list[Session]]:
-        """All that came: questions, and who has left for good, behind its last question."""
-        self.ready = False
+        """All that came: questions, and who has left for good, behind its last question. Who evaluates plays one
+        episode after another and waits for nobody; those who learn are taken when they are a batch."""
         asked: list[Request] = []
         left: list[Session] = []
-        while self._came:
-            one = self._came.popleft()
-            if isinstance(one, Request):
-                asked.append(one)
-            else:
-                left.append(one.session)
+        gathered, self._gathered = self._gathered, False
+        for queue in (self._judging, self._came) if gathered else (self._judging,):
+            while queue:
+                one = queue.popleft()
+                if isinstance(one, Request):
+                    asked.append(one)
+                else:
+                    left.append(one.session)
         return asked, left
 
     @property
     def present(self) -> int:
-        return self._present
+        """Clients with a connection."""
+        return self._learning + self._evaluating
 
     # ---- a connection
 
@@ -95,7 +103,7 @@ class Reception:
         before, session.peer, session.left = session.peer, peer, None
         session.waits = session.slow = False
         if before is None:
-            self._present += 1
+            self._connected(session, 1)
         else:  # it may be dead and not know it: nobody waits for its goodbye
             self._forget_connection(session)
             closing = asyncio.ensure_future(self._turn_away(before))
@@ -116,7 +124,7 @@ class Reception:
             await self._listen(peer, session)
         finally:
             if session.peer is peer:
-                self._present -= 1
+                self._connected(session, -1)
                 session.peer, session.left = None, monotonic()
                 self._forget_connection(session)
                 if session.asked == session.seq and not session.begun:  # there is nothing to come back for
@@ -191,9 +199,13 @@ class Reception:
     # ---- what has come
 
     def _put(self, one: Request | Left) -> None:
-        """The node is woken once everybody has asked, or when the first has waited for long enough."""
+        """The node is woken once everybody who learns has asked, or the first of them has waited for long enough."""
+        if one.session.evaluates:
+            self._judging.append(one)
+            self._wake()
+            return
         self._came.append(one)
-        if len(self._came) >= self._present - self.held:
+        if len(self._came) >= self._learning:
             self._hand_over()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._hand_over)
@@ -203,8 +215,14 @@ class Reception:
             self._timer.cancel()
             self._timer = None
         if self._came:
-            self.ready = True
+            self._gathered = True
             self._wake()
+
+    def _connected(self, session: Session, more: int) -> None:
+        if session.evaluates:
+            self._evaluating += more
+        else:
+            self._learning += more
 
     # ---- sessions
 

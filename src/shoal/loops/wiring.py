@@ -643,7 +643,7 @@ def experience_program(
     """Actors fill a table, learners sample it, and logged data beside it where the config names some, and send back how
     surprising each item was. Where the environment lives on a device there are no actors: each learner has
     `cfg.envs_per_actor` environments and a ring of its own."""
-    if not env.at_hand:
+    if not env.at_hand and not env.outside:
         raise UserError("--env is missing: name the environment in which actors act.")
     wiring = Wiring(cfg, env, settings)
     logged = isinstance(cfg, DataShare) and cfg.data is not None

@@ -16,6 +16,7 @@ from aiohttp import web
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from gateway_clients import certificates
 from shoal.errors import UserError
 from shoal.gateway.messages import Refused
 from shoal.gateway.server import Door, DoorThread, Limits, Listen, Peer, Route, Security
@@ -349,27 +350,3 @@ def test_tls_with_the_users_certificate(doors: Any, tmp_path: Path) -> None:
         assert told(client)["type"] == "greeting"
     with pytest.raises(InvalidMessage):
         opened(door)
-
-
-def certificates(folder: Path) -> tuple[Path, Path]:
-    import datetime
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    secret = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, secret.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(secret, hashes.SHA256())
-    )
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    key.write_bytes(secret.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
-    return certificate, key
