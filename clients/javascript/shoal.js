@@ -9,6 +9,7 @@
 
 const PROTOCOL = 1;
 const COME_BACK = new Set([1001, 1005, 1006, 1011, 1012, 1013]);  // codes after which a server can be asked again
+const LATER = new Set([1012, 1013]);  // codes with which a server asks to come back, though it has welcomed nobody yet
 const KINDS = {
   "|b1": Uint8Array, "|i1": Int8Array, "|u1": Uint8Array, "<i2": Int16Array, "<u2": Uint16Array,
   "<i4": Int32Array, "<u4": Uint32Array, "<i8": BigInt64Array, "<u8": BigUint64Array,
@@ -38,11 +39,15 @@ export class Client {
    *  retrySeconds (for how long a lost connection is tried again; 60), WebSocket (where none is built in). */
   static async connect(url, options = {}) {
     const client = new Client(url, options);
-    await client.#open();
+    client.#ready = client.#handshake().catch((problem) => {
+      if (!LATER.has(problem.closeCode)) throw problem;  // nobody is there, or nobody wants it
+      return client.#again();
+    });
+    await client.#ready;
     return client;
   }
 
-  #url; #options; #socket = null; #seq = 0; #waiting = new Map(); #closed = false; #ready = null;
+  #url; #options; #socket = null; #seq = 0; #stored = 0; #waiting = new Map(); #closed = false; #ready = null;
 
   constructor(url, options) {
     this.#url = url;
@@ -83,11 +88,6 @@ export class Client {
     });
   }
 
-  #open() {
-    this.#ready = this.#handshake();
-    return this.#ready;
-  }
-
   #handshake() {
     const Socket = this.#options.WebSocket ?? globalThis.WebSocket;
     if (!Socket) throw new ShoalError("client", "this JavaScript has no WebSocket: Node needs version 22, or the option WebSocket");
@@ -110,13 +110,14 @@ export class Client {
         const role = this.#options.role ?? (message.server === "train" ? "environment" : "player");
         const hello = { type: "hello", protocol: PROTOCOL, role, text_keys: true, token, environments, name };
         if (message.server === "train") hello.spaces = spaces;  // who serves a finished policy says what it takes
-        if (this.session) Object.assign(hello, { session: this.session, seq: this.#answered() });
+        if (this.session) Object.assign(hello, { session: this.session, seq: this.#answered(), stored: this.#stored });
         socket.send(pack(hello));
       } else if (message.type === "welcome") {
         welcomed = true;
         this.session = message.session;
         this.spaces = message.spaces;
-        if (!message.resumed && message.recurrent !== false) {  // what had an episode's memory has lost it
+        const trains = this.metadata.server === "train";  // it goes on in the middle, with the step that is asked again
+        if (!message.resumed && !trains && message.recurrent !== false) {  // what had an episode's memory has lost it
           this.#fail(new ShoalError("session", "the server has forgotten the session: its episode is over"));
           this.#seq = message.seq ?? 0;
         }
@@ -125,6 +126,7 @@ export class Client {
       } else if (message.type === "action") {
         const waiting = this.#waiting.get(message.seq);
         this.#waiting.delete(message.seq);
+        this.#stored = message.stored ?? this.#stored;
         waiting?.resolve(message);
       } else if (message.type === "error") {
         const problem = new ShoalError(message.code, message.message);
@@ -147,6 +149,7 @@ export class Client {
       if (socket !== this.#socket || this.#closed) return reject(new ShoalError("closed", event.reason || "closed"));
       if (!welcomed || !COME_BACK.has(event.code)) {
         const problem = new ShoalError("closed", `the server closed the connection (${event.code} ${event.reason})`);
+        problem.closeCode = event.code;
         this.#fail(problem);
         return reject(problem);
       }

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,12 @@ import numpy as np
 import psutil
 import pytest
 
+import shoal
+from gateway_clients import ALGORITHMS, SIZES, Client, Clients, free_port
 from shoal.gateway.server import Door, DoorThread, Limits, Listen, Peer, Security
 from shoal.gateway.wire import Message, pack
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "clients" / "python"))
-
-from shoal_client import Client  # noqa: E402
-
 TOKEN = "a token of the test's own"
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -322,3 +320,45 @@ def kill_at_random(folder: Path, *, clients: int, seconds: float) -> str:
 @pytest.mark.timeout(600)
 def test_clients_and_server_are_killed_and_no_row_is_lost_in_silence_or_doubled(tmp_path: Path) -> None:
     print(kill_at_random(tmp_path, clients=64, seconds=300.0))
+
+
+class Killer:
+    """Kills nodes of a run of this process, one after another, once it has learned for a while since the last time."""
+
+    def __init__(self, *names: str) -> None:
+        self._names, self._next, self.done = list(names), 50.0, False
+        self.returns: list[float] = []
+
+    def progress(self, told: Mapping[str, Any]) -> bool:
+        steps = told.get("learner_steps", 0)
+        if steps < self._next:
+            return False
+        if not self._names:  # it goes on, and judges well
+            self.done = bool(self.returns) and self.returns[-1] >= 0.7
+            return self.done
+        name = self._names[0]
+        found = [one for one in psutil.Process().children(recursive=True) if one.name() == name]
+        if found:
+            found[0].kill()
+            self._names.pop(0)
+            self._next, self.returns = steps + 100, []
+        return False
+
+    def evaluation(self, told: Mapping[str, Any]) -> None:
+        self.returns.append(told["eval_return"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["impala", "ppo", "apex_dqn"])
+def test_learner_and_gateway_are_killed_under_clients_who_go_on(algorithm: str, tmp_path: Path) -> None:
+    port, killer = free_port(), Killer("learner", "gateway", "learner", "replay", "gateway")
+    clients = Clients(f"ws://127.0.0.1:{port}", ["environment"] * 4 + ["evaluator"] * 2)
+    cfg = ALGORITHMS[algorithm].Config(env="external", listen=f"127.0.0.1:{port}", **SIZES[algorithm])
+    called = {"on_progress": killer.progress, "on_evaluation": killer.evaluation}
+    result = shoal.train(cfg, quiet=True, stop_seconds=150, run_dir=str(tmp_path / "run"), max_failures=10, **called)
+    clients.join()
+    assert killer.done, (killer._names, killer.returns, result)
+    assert result.restarts == 5
+    assert not clients.failed
+    assert len(clients.acted) == 6
+    assert clients.ended == dict.fromkeys(clients.acted, "the run has ended")

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ import pytest
 import websockets.sync.client
 
 import shoal
+from gateway_clients import free_port
 from saved_runs import saved_run
 
 ROOT = Path(__file__).parents[2]
@@ -265,6 +267,35 @@ def test_the_game_in_the_browser_is_played_better_as_the_policy_is_trained(tmp_p
             first = state()
             assert "error" not in first, first
             wait_for(lambda: state()["version"] > 1 and state()["mean"] > 150, 150)
+            browser.picture(tmp_path / "page.png")
+            assert (tmp_path / "page.png").stat().st_size > 10_000
+    finally:
+        if browser is not None:
+            browser.close()
+        training.send_signal(signal.SIGINT)
+        training.wait(60)
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_the_game_in_the_browser(tmp_path: Path) -> None:
+    """The carts of the page are all that the policy ever sees; no simulator runs on this side."""
+    port, folder = free_port(), tmp_path / "run"
+    command = [sys.executable, "-m", "shoal", "train", "ppo", "--env", "external", "--run-dir", str(folder)]
+    options = ["--listen", f"127.0.0.1:{port}", "--stop-seconds", "160", "--actors", "1", "--envs-per-actor", "16"]
+    training = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    browser = None
+    try:
+        wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1.0).close() is None, 60)
+        with pages() as site:
+            page = f"http://127.0.0.1:{site}/examples/browser/?role=environment&server=ws://127.0.0.1:{port}"
+            browser = Browser(tmp_path / "browser", page)
+            state = functools.partial(browser.evaluate, "window.shoalState")
+            wait_for(lambda: (state() or {}).get("episodes", 0) > 20 or "error" in (state() or {}), 90)
+            first = state()
+            assert "error" not in first, first
+            assert first["mean"] < 100, "nobody can play at first"
+            wait_for(lambda: state()["version"] > 20 and state()["mean"] > 150, 120)
+            assert "learns from these carts" in browser.evaluate("document.getElementById('told').textContent")
             browser.picture(tmp_path / "page.png")
             assert (tmp_path / "page.png").stat().st_size > 10_000
     finally:

@@ -368,7 +368,7 @@ def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: str, tmp_
     assert clients.ended == dict.fromkeys(clients.acted, "the run has ended"), "who takes part hears of the end"
 
 
-@pytest.mark.parametrize("kept", ["said again", "in a file"])
+@pytest.mark.parametrize("kept", ["said again", pytest.param("in a file", marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_the_clients_of_its_second_life(kept: str, tmp_path: Path) -> None:
     """It listens where it did, and waits for a client where nothing else says what its spaces are."""
     port, run = free_port(), tmp_path / "run"

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
+import signal
+import ssl
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +25,8 @@ import websockets.exceptions
 from gymnasium import spaces
 
 import shoal
+from gateway_clients import Client as PythonClient
+from gateway_clients import certificates
 from saved_runs import saved_run
 from serving_clients import Client, http
 from shoal import UserError
@@ -337,6 +345,37 @@ def test_a_token_is_asked_for_and_needed_off_loopback(run: Path) -> None:
             assert client.act(OBSERVATIONS[0])["type"] == "action"
         with pytest.raises(websockets.exceptions.InvalidStatus):
             Client(serving.port, headers={"Authorization": "Bearer wrong-wrong-wrong"})
+
+
+def test_tls_and_a_token_by_the_command(run: Path, tmp_path: Path) -> None:
+    """wss and https with the user's certificate; the token stands in a file; plain text is not answered."""
+    certificate, key = certificates(tmp_path)
+    token = "a token of the test's own"
+    (tmp_path / "token").write_text(token + "\n")
+    files = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--token-file", str(tmp_path / "token")]
+    command = [sys.executable, "-m", "shoal", "serve", str(run), "--port", "0", *files]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            port = next(int(found[1]) for line in lines if (found := re.search(r"listening on wss://.*:(\d+)", line)))
+            trusting = ssl.create_default_context(cafile=str(certificate))
+            player = {"role": "player", "patience": 1.0}
+            with PythonClient(f"wss://localhost:{port}", token=token, tls=trusting, **player) as client:
+                assert [client.act(row) for row in OBSERVATIONS] == shoal.load(run).act(OBSERVATIONS).tolist()  # type: ignore[union-attr]
+            with pytest.raises(Exception, match="401"):
+                PythonClient(f"wss://localhost:{port}", token="another token altogether", tls=trusting, **player)
+            with pytest.raises(ssl.SSLCertVerificationError):
+                PythonClient(f"wss://localhost:{port}", token=token, **player)
+            with pytest.raises(OSError, match=r"1006|reset|closed"):
+                PythonClient(f"ws://localhost:{port}", token=token, **player)
+            asked = urllib.request.Request(f"https://localhost:{port}/v2", headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(asked, timeout=20, context=trusting) as answer:
+                assert json.load(answer)["name"] == "shoal"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_web_pages_of_other_hosts_need_a_token(run: Path, served: Serving) -> None:
