@@ -30,9 +30,11 @@ from gateway_clients import (
     certificates,
     free_port,
 )
-from shoal.algorithms import a3c, impala
+from shoal.algorithms import a3c, apex_dqn, impala
+from shoal.config import apply_preset
 from shoal.envs import describe_data
 from shoal.errors import UserError
+from shoal.experiment.environments import fit
 from shoal.gateway.server import Security
 from shoal.loops.gateway import GatewayLoop
 from shoal.nets.weights import export_weights
@@ -425,6 +427,19 @@ def test_tokens_and_certificates_of_a_run(tmp_path: Path) -> None:
     assert clients.ended == dict.fromkeys(clients.acted, "the run has ended")
     assert not stranger.acted
     assert token not in "".join(path.read_text("utf-8", "replace") for path in (tmp_path / "run").rglob("*.json*"))
+
+
+def test_presets_are_made_to_fit_clients() -> None:
+    """Whose number nobody knows, and who are slower than environments at hand."""
+    place = {"env": EXTERNAL, "listen": "127.0.0.1:1"}
+    preset = partial(apply_preset, presets=apex_dqn.PRESETS, kind="classic")
+    fitted, env = fit(preset(apex_dqn.Config(**place)), ENV, "local")
+    assert (fitted.envs_per_actor, fitted.samples_per_insert) == (16, 5.0)
+    assert "--samples-per-insert 5" in str(env.vectorizer_note)
+    given, _ = fit(preset(apex_dqn.Config(**place, samples_per_insert=2.0)), ENV, "local")
+    assert given.samples_per_insert == 2.0
+    rollouts, _ = fit(apply_preset(impala.Config(**place), impala.PRESETS, "classic"), ENV, "local")
+    assert (rollouts.envs_per_actor, rollouts.batch, rollouts.queue) == (16, 16, 16)
 
 
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from shoal.types import EXTERNAL, NO_ENV
 
 C = TypeVar("C", bound=Acting)
 CLIENTS = 16  # environments outside for which batches are made, where nothing else is said
+SELDOM, OFTENER = 4.0, 4.0  # where an item is sampled less often, clients' are so many times more: they come slower
 LEAST = 8  # rollouts of a batch, below which it is not made smaller
 
 
@@ -115,6 +116,9 @@ def fit(cfg: C, env: EnvSpec, runtime: str) -> tuple[C, EnvSpec]:
     if most is None or most >= had:
         return cfg, env
     changes: dict[str, Any] = {"envs_per_actor": most}
+    sampled = cfg.samples_per_insert if env.outside and isinstance(cfg, Experience) else 0.0
+    if 0.0 < sampled < SELDOM and "samples_per_insert" not in given(cfg):
+        changes["samples_per_insert"] = OFTENER * sampled
     if isinstance(cfg, Rollouts):
         for name, items in (("batch", cfg.batch), ("queue", cfg.queue)):
             if name not in given(cfg):
