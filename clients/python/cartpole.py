@@ -19,7 +19,7 @@ SPACES = {
 
 
 def learn(url: str) -> None:
-    simulator = gymnasium.make("CartPole-v1")
+    simulator = gymnasium.make("CartPole-v1", disable_env_checker=True)
     with Client(url, **SPACES) as shoal:
         observation, _ = simulator.reset()
         action = shoal.reset(observation)

@@ -276,7 +276,7 @@ class RowReader:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise WireError(f"{place!r} has the numbers {array.dtype}, but must have {dtype}")
             array = _cast(array, dtype)
-        if dtype.kind == "f" and not np.isfinite(array).all():
+        if dtype.kind == "f" and not _finite(array):
             raise WireError(f"{place!r} holds NaN or infinity")
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             beyond = space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
@@ -290,6 +290,13 @@ class RowReader:
 _LARGE = 3.4e38  # nearly the largest of float32
 _YES, _NO = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 _YES.flags.writeable = _NO.flags.writeable = False
+
+
+def _finite(array: Array) -> bool:
+    found = np.isfinite(array)
+    return (
+        b"\0" not in found.tobytes() if found.size < 1024 else bool(found.all())
+    )  # small ones in a quarter of the time
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:

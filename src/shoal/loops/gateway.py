@@ -120,6 +120,8 @@ class GatewayLoop(Loop, InferenceServer):
             self._report.lap("inference")
         for session in left:
             self._let_go(session)
+        self._streams.ship()
+        self._report.lap("waiting to insert")
         self._hold_the_round()
         now = monotonic()
         if now >= self._next_look:
@@ -178,20 +180,20 @@ class GatewayLoop(Loop, InferenceServer):
         slots: list[Slot] = []
         observations: list[Any] = []
         finals: list[tuple[Request, int, Slot, Any]] = []
-        streams = self._streams
+        streams, steps = self._streams, 0
         for request in requests:
             session = request.session
             own = streams.of(session)
             slots += own
             observations += streams.parts(session, request.row.observation)
             if session.begun:
-                session.tally.count(request.row, self._report)
+                steps += session.tally.count(request.row, self._report)
                 finals += [(request, index, own[index], seen) for index, seen in streams.results(request, own)]
+        self._report.count("env_steps", steps)
         if finals:  # a row of its own, in which nothing is done: what the policy makes of it may be a bootstrap
             self._act([slot for _, _, slot, _ in finals], [observation for *_, observation in finals])
             for request, index, slot, _ in finals:
-                if streams.cut(slot):
-                    request.session.sent(index, request.seq - 1)
+                streams.cut(slot, request, index)
         actions = iter(self._act(slots, observations))
         for request in requests:
             parts = [next(actions) for _ in request.session.streams]

@@ -199,13 +199,14 @@ class Reception:
     # ---- what has come
 
     def _put(self, one: Request | Left) -> None:
-        """The node is woken once everybody who learns has asked, or the first of them has waited for long enough."""
+        """The node is woken once half of those who learn have asked, so that these are computed for while the others
+        take their steps; or when the first of them has waited for long enough."""
         if one.session.evaluates:
             self._judging.append(one)
             self._wake()
             return
         self._came.append(one)
-        if len(self._came) >= self._learning:
+        if 2 * len(self._came) >= self._learning:
             self._hand_over()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._hand_over)

@@ -122,12 +122,11 @@ class Tally:
         self._returns, self._lengths = np.zeros(environments), np.zeros(environments, np.int64)
         self.open = np.ones(environments, np.bool_)  # episodes that are under way
 
-    def count(self, row: Row, report: Reporter) -> None:
+    def count(self, row: Row, report: Reporter) -> int:
+        """Episodes are reported; the steps that these are."""
         if len(self.open) == 1:
-            self._count_one(row, report)
-            return
+            return self._count_one(row, report)
         valid, ended = ~row.reset, row.terminated | row.truncated
-        report.count("env_steps", int(np.count_nonzero(valid)))
         self._returns += row.reward
         self._lengths += valid
         cut = row.reset & (self._lengths > 0)
@@ -138,8 +137,9 @@ class Tally:
         over = ended | row.reset
         self._returns[over], self._lengths[over] = 0.0, 0
         self.open = ~ended
+        return int(np.count_nonzero(valid))
 
-    def _count_one(self, row: Row, report: Reporter) -> None:
+    def _count_one(self, row: Row, report: Reporter) -> int:
         """The same without arrays, which would take most of the time."""
         returns, lengths = self._returns, self._lengths
         if row.reset[0]:
@@ -147,14 +147,14 @@ class Tally:
                 report.count("truncated_by_clients")
             returns[0], lengths[0] = 0.0, 0
             self.open[0] = True
-            return
-        report.count("env_steps")
+            return 0
         returns[0] += row.reward[0]
         lengths[0] += 1
         if row.terminated[0] or row.truncated[0]:
             _tell(report, float(returns[0]), int(lengths[0]))
             returns[0], lengths[0] = 0.0, 0
             self.open[0] = False
+        return 1
 
 
 def _tell(report: Reporter, returned: float, length: int) -> None:

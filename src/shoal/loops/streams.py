@@ -7,7 +7,7 @@ end: no row is lost with a client, and writers do not heap up in the replay.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,19 +16,34 @@ from shoal.loops.sessions import Request, Session
 from shoal.program import current
 from shoal.services.inference import Slot
 from shoal.step import Step
+from shoal.types import Columns
+
+
+class Kept(NamedTuple):
+    """A full block that is to be sent, and whose last row it has, where its client is still there."""
+
+    slot: Slot
+    block: Columns
+    session: Session | None
+    stream: int
+    seq: int
 
 
 class Streams:
-    """Slots by name, and which of them nobody writes to."""
+    """Slots by name, and which of them nobody writes to. Full blocks are kept until `ship`: clients are answered
+    first, and take their next step meanwhile."""
 
     def __init__(
         self,
         slots: dict[str, Slot],
-        open_slot: Callable[[str, int, int, int], Slot],  # of a name, life, first environment and their number
+        open_slot: Callable[[str, int, int, int, Callable[[Columns], object]], Slot],
         shipped: Callable[[Slot], None],  # is told of every block that was sent
     ) -> None:
+        """`open_slot` makes one of a name, a life, its first environment, how many it has, and who gets its blocks."""
         self._slots, self._open, self._shipped = slots, open_slot, shipped
         self._free: list[str] = []
+        self._full: Columns | None = None  # the block that the last result has completed
+        self._kept: list[Kept] = []
 
     @property
     def free(self) -> int:
@@ -54,32 +69,44 @@ class Streams:
     def results(self, request: Request, slots: list[Slot]) -> list[tuple[int, Any]]:
         """Write down what the last actions gave; final observations that are rows of their own, by stream."""
         session, row = request.session, request.row
+        if len(slots) == 1 and row.final is None:  # as nearly always
+            step = Step(None, row.reward, row.terminated, row.truncated, row.reset)
+            self._result(slots[0], step, request)
+            return []
         finals: list[tuple[int, Any]] = []
         parts = self.parts(session, row.final) if row.final is not None else []
         for index, slot in enumerate(slots):
-            if len(slots) == 1:
-                step = Step(None, row.reward, row.terminated, row.truncated, row.reset)
-            else:
-                at = slice(index, index + 1)
-                step = Step(None, row.reward[at], row.terminated[at], row.truncated[at], row.reset[at])
-            if self.result(slot, step):
-                session.sent(index, request.seq - 1)
+            at = slice(None) if len(slots) == 1 else slice(index, index + 1)
+            step = Step(None, row.reward[at], row.terminated[at], row.truncated[at], row.reset[at])
+            self._result(slot, step, request, index)
             if parts and bool(step.terminated[0] | step.truncated[0]):
                 finals.append((index, parts[index]))
         return finals
 
-    def result(self, slot: Slot, step: Step) -> bool:
-        """Whether a block was sent by that."""
-        if not slot.recorder.result(step):
-            return False
-        self._shipped(slot)
-        return True
-
-    def cut(self, slot: Slot) -> bool:
-        """What its last row gave is nothing, and what follows begins an episode; as `result`."""
+    def cut(self, slot: Slot, request: Request | None = None, stream: int = 0) -> None:
+        """What its last row gave is nothing, and what follows begins an episode."""
         count = slot.recorder.count
         ones, none = np.ones(count, np.bool_), np.zeros(count, np.bool_)
-        return self.result(slot, Step(None, np.zeros(count, np.float32), none, none, ones))
+        self._result(slot, Step(None, np.zeros(count, np.float32), none, none, ones), request, stream)
+
+    def ship(self) -> None:
+        """Send the blocks that are full; waits where the replay is."""
+        for one in self._kept:
+            one.slot.send(one.block)
+            self._shipped(one.slot)
+            if one.session is not None:
+                one.session.sent(one.stream, one.seq)
+        self._kept.clear()
+
+    def _result(self, slot: Slot, step: Step, request: Request | None, stream: int = 0) -> None:
+        if slot.recorder.result(step):
+            assert self._full is not None
+            session, seq = (None, 0) if request is None else (request.session, request.seq - 1)
+            self._kept.append(Kept(slot, self._full, session, stream, seq))
+
+    def _keep(self, block: Columns) -> None:
+        """The recorder uses its arrays again."""
+        self._full = {name: rows.copy() for name, rows in block.items()}
 
     def leave(self, session: Session) -> None:
         """The session's streams are for the next."""
@@ -96,7 +123,7 @@ class Streams:
                 return name
         first = sum(slot.recorder.count for slot in self._slots.values())
         name = f"{current().name}/{len(self._slots)}"
-        self._slots[name] = self._open(name, current().restarts, first, count)
+        self._slots[name] = self._open(name, current().restarts, first, count, self._keep)
         for slot in self._slots.values():
             player = slot.recorder.player
             player.place(int(player.environments[0]), first + count)

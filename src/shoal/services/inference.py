@@ -23,7 +23,7 @@ from shoal.services.metrics import Metrics, Reporter
 from shoal.services.weights import WeightStore
 from shoal.step import Step
 from shoal.sync import Condition, monotonic
-from shoal.types import Array, Role
+from shoal.types import Array, Columns, Role
 from shoal.versions import NONE, updates_between
 
 IDLE = 0.5  # seconds after which a server without requests looks for new weights and the end of the run
@@ -202,9 +202,12 @@ class InferenceServer:
 
     # ---- slots, weights, measurements
 
-    def _open(self, actor: str, run: int, first_environment: int, count: int) -> Slot:
+    def _open(
+        self, actor: str, run: int, first_environment: int, count: int, ship: Callable[[Columns], object] | None = None
+    ) -> Slot:
+        """With `ship`, that is given full blocks in the place of the slot's sender."""
         send = Sender(self._policy, self._replays, self._patterns, actor, home=first_environment // count)
-        recorder = Recorder(self._policy, count, self._rows, send, stacks=self._stacks)
+        recorder = Recorder(self._policy, count, self._rows, ship or send, stacks=self._stacks)
         return Slot(run, recorder, send)
 
     def _refresh(self) -> None:
