@@ -144,11 +144,15 @@ class Connection:
                 raise Lost(1006)
             answer += data
         end = answer.index(b"\r\n\r\n") + 4
+        status = answer[9:12]  # HTTP/1.1 401
+        if status in (b"401", b"403"):  # a token is missing or wrong: to try again would not help
+            said = answer[end:] or self._socket.recv(4096)
+            raise Refused(f"{status.decode()}: {said[:4096].decode(errors='replace')}")
+        if status != b"101":
+            raise Lost(1013)
         self._protocol.receive_data(answer[:end])
         if self._protocol.handshake_exc is not None:
             raise self._protocol.handshake_exc
-        if self._protocol.state is not State.OPEN:  # refused, with a body that is still to come
-            raise Lost(1006)
         self._read(answer[end:])
 
     def _flush(self) -> None:

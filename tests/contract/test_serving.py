@@ -26,7 +26,7 @@ from gymnasium import spaces
 
 import shoal
 from gateway_clients import Client as PythonClient
-from gateway_clients import certificates
+from gateway_clients import Refused, certificates
 from saved_runs import saved_run
 from serving_clients import Client, http
 from shoal import UserError
@@ -363,7 +363,7 @@ def test_tls_and_a_token_by_the_command(run: Path, tmp_path: Path) -> None:
             player = {"role": "player", "patience": 1.0}
             with PythonClient(f"wss://localhost:{port}", token=token, tls=trusting, **player) as client:
                 assert [client.act(row) for row in OBSERVATIONS] == shoal.load(run).act(OBSERVATIONS).tolist()  # type: ignore[union-attr]
-            with pytest.raises(Exception, match="401"):
+            with pytest.raises(Refused, match=r"401: .*token"):
                 PythonClient(f"wss://localhost:{port}", token="another token altogether", tls=trusting, **player)
             with pytest.raises(ssl.SSLCertVerificationError):
                 PythonClient(f"wss://localhost:{port}", token=token, **player)
