@@ -95,8 +95,8 @@ class Outside(Acting):
     """The PEM file with its key."""
     session_seconds: Seconds = 60.0
     """How long a client that has lost its connection is remembered, with its episode."""
-    clients_wait: Seconds = 0.002
-    """Seconds a client's message waits for those of others, to share a batch."""
+    clients_wait: Seconds = 0.0
+    """Seconds a client's message waits for those of others, to share a batch; 0: what came meanwhile is one."""
     largest_message: Count = 16_777_216
     """Bytes of a client's message."""
 

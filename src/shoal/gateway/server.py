@@ -510,8 +510,10 @@ class Door:
 class DoorThread:
     """A door in a thread and an event loop of its own, for who has other things to do."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, prepare: Callable[[], object] | None = None) -> None:
+        """`prepare` is called in the thread before anything else."""
         self.door = door
+        self._prepare = prepare
         self.port = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event
@@ -557,6 +559,8 @@ class DoorThread:
 
     def _run(self, started: concurrent.futures.Future[int]) -> None:
         try:
+            if self._prepare is not None:
+                self._prepare()
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._listen(started))
         except BaseException as problem:

@@ -43,9 +43,11 @@ class Judges:
         sessions: Mapping[str, Session],
         make_greedy: Callable[[], Policy],
         stacks: Mapping[str, int],
-        changed: Condition,  # of the node: somebody plays, or has played
+        changed: Condition,  # of the node: somebody has played
+        turn: Callable[[], None],  # have those looked at who wait
     ) -> None:
-        self._sessions, self._make_greedy, self._stacks, self._changed = sessions, make_greedy, stacks, changed
+        self._sessions, self._make_greedy, self._stacks = sessions, make_greedy, stacks
+        self._changed, self._turn = changed, turn
         self._policy: Policy | None = None
         self._judge: Judgement | None = None
         self._judgements = 0
@@ -63,7 +65,7 @@ class Judges:
             self._judge = Judgement(self._judgements, version, weights, -(-episodes // environments))
             for session in list(self._sessions.values()):
                 session.judged[:], session.counts[:] = 0, False
-            self._changed.notify_all()
+            self._turn()
             return self._judgements
 
     def judged(self, number: int, episodes: int, seconds: float, closed: Callable[[], bool]) -> list[float] | None:
@@ -97,14 +99,10 @@ class Judges:
             return True
         if playing:
             judge.quota += 1  # somebody has left: the others play on
+            self._turn()
         return False
 
-    # ---- for the node
-
-    def wake(self) -> bool:
-        """Whether some wait that have something to do by now."""
-        judge = self._judge
-        return judge is not None and any(bool((one.session.judged < judge.quota).any()) for one in self.held)
+    # ---- for the thread that answers
 
     def forget(self, session: Session) -> None:
         self.held = [one for one in self.held if one.session is not session]

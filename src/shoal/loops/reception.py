@@ -1,16 +1,16 @@
 """The gateway's side of its door: who comes, asks, is answered and leaves, in the thread that listens.
 
-A node takes what has come as a batch, and hands the answers back. Messages have numbers, so that what is sent again is
-known; a client that has lost its connection is remembered for a while and goes on with its session.
+Messages have numbers, so that what is sent again is known; a client that has lost its connection is remembered for a
+while and goes on with its session. What came in one turn of the event loop is answered together, in the same thread: to
+hand it over to another one takes longer than to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import secrets
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Protocol
 
 from shoal.envs import EnvSpec
 from shoal.envs.check import action_space, observation_space
@@ -26,14 +26,24 @@ from shoal.sync import monotonic
 MOST_SESSIONS = 4096  # that are remembered at once, with and without a connection
 
 
-class Left(NamedTuple):
-    """A client that will not come back: its streams are free."""
+class Answers(Protocol):
+    """What is asked for actions, in the thread that listens."""
 
-    session: Session
+    def free(self) -> bool:
+        """Whether those who learn are answered now; otherwise they wait until `Reception.turn` is called again."""
+
+    def answer(self, learners: list[Request], evaluators: list[Request]) -> list[Session]:
+        """Give requests their replies, evaluators perhaps later; those that have one now."""
+
+    def leave(self, session: Session) -> None:
+        """A client will not come back, and has nothing under way."""
+
+    def fail(self, problem: BaseException) -> None:
+        """Nothing more can be answered."""
 
 
 class Reception:
-    """A `Service` behind a door. `take` is the node's; all else belongs to the event loop."""
+    """A `Service` behind a door, in its event loop."""
 
     kind = "train"
 
@@ -42,46 +52,32 @@ class Reception:
         env: EnvSpec,
         rows: int,  # of a block, which is what a client may lose with a server
         report: Reporter,
-        wake: Callable[[], None],  # have the node take what has come
+        answers: Answers,
+        sessions: dict[str, Session],  # by their names: those that are remembered
         *,
-        max_wait: float,
-        expiry: float,
-        environments: int,
+        max_wait: float,  # seconds that who learns waits for others, to be answered together
+        expiry: float,  # seconds that a client without a connection is remembered
+        environments: int,  # of all clients together
     ) -> None:
-        self._env, self._rows, self._report, self._wake = env, rows, report, wake
+        self._env, self._rows, self._report, self._answers = env, rows, report, answers
         self._max_wait, self._expiry, self._most = max_wait, expiry, environments
         self._native = env.native_action_space or env.action_space
         self._spaces = write_spaces(env.frame_space, self._native)
         self._life = secrets.token_hex(4)  # sessions of another one were lost with it
-        self._came: collections.deque[Request | Left] = collections.deque()  # of who learns
-        self._judging: collections.deque[Request | Left] = collections.deque()  # of who evaluates
-        self._gathered = False  # what came of those who learn is a batch
+        self._learners: list[Request] = []
+        self._evaluators: list[Request] = []
+        self._gathered = False  # those who learn have waited for others
+        self._left: list[Session] = []  # for good
+        self._turning = False  # the next turn is on its way
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Future[None]] = set()  # connections that were taken over
         self._learning = self._evaluating = 0  # sessions with a connection
-        self.sessions: dict[str, Session] = {}
-
-    # ---- for the node
+        self.sessions = sessions
 
     @property
-    def ready(self) -> bool:
-        """Whether there is something to take."""
-        return self._gathered or bool(self._judging)
-
-    def take(self) -> tuple[list[Request], list[Session]]:
-        """All that came: questions, and who has left for good, behind its last question. Who evaluates plays one
-        episode after another and waits for nobody; those who learn are taken when they are a batch."""
-        asked: list[Request] = []
-        left: list[Session] = []
-        gathered, self._gathered = self._gathered, False
-        for queue in (self._judging, self._came) if gathered else (self._judging,):
-            while queue:
-                one = queue.popleft()
-                if isinstance(one, Request):
-                    asked.append(one)
-                else:
-                    left.append(one.session)
-        return asked, left
+    def held_up(self) -> bool:
+        """Whether some who learn wait for their answer."""
+        return bool(self._learners)
 
     @property
     def present(self) -> int:
@@ -131,7 +127,7 @@ class Reception:
                     self._depart(session)
 
     async def _listen(self, peer: Peer, session: Session) -> None:
-        """Read what the client asks. Answers are written by `deliver`, but to who does not take them."""
+        """Read what the client asks. Answers are written by `turn`, but to who does not take them."""
         while True:
             message = await peer.receive()
             if session.peer is not peer:
@@ -169,11 +165,74 @@ class Reception:
         session.waits = True
         return False
 
-    def deliver(self, sessions: Iterable[Session]) -> None:
+    async def _turn_away(self, peer: Peer) -> None:
+        await peer.refuse(Refused("session", "the session goes on with another connection"))
+        await peer.close(1008, "session")
+
+    @staticmethod
+    def _forget_connection(session: Session) -> None:
+        if session.answered is not None and not session.answered.done():
+            session.answered.set_exception(Gone())
+        session.answered = None
+
+    def _connected(self, session: Session, more: int) -> None:
+        if session.evaluates:
+            self._evaluating += more
+        else:
+            self._learning += more
+
+    # ---- answers
+
+    def _put(self, request: Request) -> None:
+        """What one turn of the event loop has brought is answered together; who learns may wait for others too, but
+        not for longer than the first of them may. Who evaluates plays one episode after another and waits for
+        nobody."""
+        if request.session.evaluates:
+            self._evaluators.append(request)
+            self._turn_soon()
+            return
+        self._learners.append(request)
+        if self._max_wait <= 0.0 or len(self._learners) >= self._learning:
+            self._gathered = True
+            self._turn_soon()
+        elif self._timer is None and not self._gathered:
+            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._in_time)
+
+    def _in_time(self) -> None:
+        self._timer, self._gathered = None, True
+        self.turn()
+
+    def _turn_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def turn(self) -> None:
+        """Answer what has come, and let those go who have left."""
+        self._turning = False
+        try:
+            learners: list[Request] = []
+            if self._gathered and self._learners and self._answers.free():
+                learners, self._learners, self._gathered = self._learners, [], False
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+            evaluators, self._evaluators = self._evaluators, []
+            self._deliver(self._answers.answer(learners, evaluators))
+            if self._left:
+                under_way = {id(request.session) for request in self._learners}
+                leaving = [session for session in self._left if id(session) not in under_way]
+                self._left = [session for session in self._left if id(session) in under_way]
+                for session in leaving:
+                    self._answers.leave(session)
+        except Exception as problem:
+            self._answers.fail(problem)
+
+    def _deliver(self, sessions: Iterable[Session]) -> None:
         """Tell those who wait what was answered."""
         for session in sessions:
             peer = session.peer
-            if peer is None or not session.waits or session.seq != session.asked:
+            if peer is None or not session.waits:
                 continue  # it asks again when it comes back
             session.waits = False
             if session.answered is not None:
@@ -185,45 +244,6 @@ class Reception:
                 session.slow = not peer.write(session.reply)
             except Gone:
                 pass  # who reads hears of it too
-
-    async def _turn_away(self, peer: Peer) -> None:
-        await peer.refuse(Refused("session", "the session goes on with another connection"))
-        await peer.close(1008, "session")
-
-    @staticmethod
-    def _forget_connection(session: Session) -> None:
-        if session.answered is not None and not session.answered.done():
-            session.answered.set_exception(Gone())
-        session.answered = None
-
-    # ---- what has come
-
-    def _put(self, one: Request | Left) -> None:
-        """The node is woken once half of those who learn have asked, so that these are computed for while the others
-        take their steps; or when the first of them has waited for long enough."""
-        if one.session.evaluates:
-            self._judging.append(one)
-            self._wake()
-            return
-        self._came.append(one)
-        if 2 * len(self._came) >= self._learning:
-            self._hand_over()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._hand_over)
-
-    def _hand_over(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._came:
-            self._gathered = True
-            self._wake()
-
-    def _connected(self, session: Session, more: int) -> None:
-        if session.evaluates:
-            self._evaluating += more
-        else:
-            self._learning += more
 
     # ---- sessions
 
@@ -237,7 +257,8 @@ class Reception:
 
     def _depart(self, session: Session) -> None:
         if self.sessions.pop(session.id, None) is not None:
-            self._put(Left(session))
+            self._left.append(session)
+            self._turn_soon()
 
     def _enter(self, hello: Hello) -> tuple[Session, bool]:
         """The session that a client goes on with, or a new one."""

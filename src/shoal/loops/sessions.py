@@ -31,13 +31,13 @@ class Row(NamedTuple):
 
 
 class Session:
-    """A client, whether it is connected at the moment or not. Its connection and what it asks belong to the thread that
-    listens; what was made of it belongs to the node."""
+    """A client, whether it is connected at the moment or not. All of it belongs to the thread that listens, but for
+    what was `sent`, which the node tells."""
 
     def __init__(self, id: str, hello: Hello, reader: RowReader, prepare: Callable[[Array], Array]) -> None:
         self.id, self.hello, self.reader, self.prepare = id, hello, reader, prepare
         self.evaluates = hello.role == "evaluator"
-        # of the thread that listens
+        # its connection, and what it asks
         self.peer: Peer | None = None
         self.left: float | None = None  # when its connection was lost
         self.asked = hello.seq  # the newest message that came
@@ -46,7 +46,7 @@ class Session:
         self.answered: asyncio.Future[None] | None = None  # of such a one
         self._first = True  # no message has come
         self._closed = np.zeros(reader.count, np.bool_)  # episodes that have ended by the newest message
-        # of the node
+        # what was made of it
         self.streams: list[str] = []  # of slots
         self.player: Player | None = None  # an evaluator's
         self.begun = False  # its first message was answered: rows of its streams wait for what they gave
@@ -56,7 +56,6 @@ class Session:
         self.returns = np.zeros(reader.count)  # of an evaluator's episodes that are under way
         self.judged = np.zeros(reader.count, np.int64)  # an evaluator's episodes that counted
         self.counts = np.zeros(reader.count, np.bool_)  # its episodes that will
-        # written by the node, read by the thread that listens
         self.reply = b""  # to the message `seq`
         self.seq = hello.seq
 

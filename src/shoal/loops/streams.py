@@ -6,6 +6,7 @@ end: no row is lost with a client, and writers do not heap up in the replay.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,24 +31,29 @@ class Kept(NamedTuple):
 
 
 class Streams:
-    """Slots by name, and which of them nobody writes to. Full blocks are kept until `ship`: clients are answered
-    first, and take their next step meanwhile."""
+    """Slots by name, and which of them nobody writes to, in the thread that answers. Full blocks are kept until `ship`,
+    which another thread may call: clients take their next step meanwhile."""
 
     def __init__(
         self,
         slots: dict[str, Slot],
         open_slot: Callable[[str, int, int, int, Callable[[Columns], object]], Slot],
-        shipped: Callable[[Slot], None],  # is told of every block that was sent
+        keeps: Callable[[Slot], None],  # is told of every block that is full
+        shipped: Callable[[Slot], None],  # and of every one that was sent
     ) -> None:
         """`open_slot` makes one of a name, a life, its first environment, how many it has, and who gets its blocks."""
-        self._slots, self._open, self._shipped = slots, open_slot, shipped
+        self._slots, self._open, self._keeps, self._shipped = slots, open_slot, keeps, shipped
         self._free: list[str] = []
         self._full: Columns | None = None  # the block that the last result has completed
-        self._kept: list[Kept] = []
+        self._kept: collections.deque[Kept] = collections.deque()
 
     @property
     def free(self) -> int:
         return len(self._free)
+
+    @property
+    def count(self) -> int:
+        return len(self._slots)
 
     def of(self, session: Session) -> list[Slot]:
         """The session's: those that others have left, and as many new ones as are missing. An environment that resets
@@ -89,20 +95,27 @@ class Streams:
         ones, none = np.ones(count, np.bool_), np.zeros(count, np.bool_)
         self._result(slot, Step(None, np.zeros(count, np.float32), none, none, ones), request, stream)
 
+    @property
+    def waiting(self) -> int:
+        """Blocks that are to be sent."""
+        return len(self._kept)
+
     def ship(self) -> None:
-        """Send the blocks that are full; waits where the replay is."""
-        for one in self._kept:
+        """Send the blocks that are full; waits where the replay does."""
+        while self._kept:
+            one = self._kept[0]
             one.slot.send(one.block)
+            self._kept.popleft()
             self._shipped(one.slot)
             if one.session is not None:
                 one.session.sent(one.stream, one.seq)
-        self._kept.clear()
 
     def _result(self, slot: Slot, step: Step, request: Request | None, stream: int = 0) -> None:
         if slot.recorder.result(step):
             assert self._full is not None
             session, seq = (None, 0) if request is None else (request.session, request.seq - 1)
             self._kept.append(Kept(slot, self._full, session, stream, seq))
+            self._keeps(slot)
 
     def _keep(self, block: Columns) -> None:
         """The recorder uses its arrays again."""

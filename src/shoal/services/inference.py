@@ -234,4 +234,4 @@ class InferenceServer:
             self._batches.clear()
         for name, seconds in (("queueing", self._queueing), ("inference", self._inferring)):
             if seconds:
-                values[f"{name}_ms_p50"], values[f"{name}_ms_p99"] = np.percentile(seconds, (50, 99)) * 1e3
+                values[f"{name}_ms_p50"], values[f"{name}_ms_p99"] = np.percentile(list(seconds), (50, 99)) * 1e3

@@ -237,6 +237,12 @@ class Reporter:
         self._last = activity
         self._laps += 1
 
+    def share(self, activity: str, seconds: float) -> None:
+        """Of the time of the last lap so much went into `activity`, in another thread."""
+        seconds = min(seconds, self._times[self._last])
+        self._times[self._last] -= seconds
+        self._times[activity] += seconds
+
     def doing(self) -> tuple[str, int]:
         """The activity that is under way, judged by what followed the last one before, and the number of laps."""
         return self._following.get(self._last, f"what follows {self._last}"), self._laps

@@ -1,0 +1,151 @@
+"""What clients of a gateway are answered: the policy's actions, written down in streams; in the thread that listens."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shoal.acting import Policy, act_together
+from shoal.gateway.wire import pack
+from shoal.loops.judging import Judges
+from shoal.loops.sessions import Request, Session
+from shoal.loops.streams import Streams
+from shoal.services.inference import Slot
+from shoal.services.metrics import Reporter
+from shoal.sync import monotonic
+from shoal.types import Array, Columns
+from shoal.versions import number
+
+MEASURED = 1000  # of the newest times that percentiles are of
+
+
+class ActingForClients:
+    """The policy and the streams, behind a `Reception`.
+
+    Those who learn are held up while blocks of experience wait to be sent, or, where learning goes in rounds of so many
+    rollouts, until the weights are there that the last round has made.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        version: int,
+        streams: Streams,
+        judges: Judges,
+        report: Reporter,
+        *,
+        round_items: int,  # rollouts per version of the weights; 0: nobody waits for a version
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._policy, self._streams, self._judges, self._report = policy, streams, judges, report
+        self._failed = failed
+        self.version = version
+        self._round = self.left = round_items  # rollouts of this version that are still to come
+        self.queueing: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self.inferring: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self.batches: list[int] = []  # environments in each
+        self._busy = 0.0  # seconds that answers have taken
+
+    def take_busy(self) -> float:
+        """The seconds that answers have taken since the last time."""
+        busy, self._busy = self._busy, 0.0
+        return busy
+
+    def load(self, version: int, weights: Columns) -> None:
+        """Act with these from now on."""
+        self._policy.load(weights)
+        self.version = version
+        if self._round:
+            self.left += self._round
+
+    def begin_round_again(self) -> None:
+        """What this version's rollouts were has been lost."""
+        self.left = self._round
+
+    @property
+    def round_is_over(self) -> bool:
+        return self._round > 0 and self.left <= 0
+
+    def free(self) -> bool:
+        return not self.round_is_over and self._streams.waiting <= max(1, self._streams.count)
+
+    def answer(self, learners: list[Request], evaluators: list[Request]) -> list[Session]:
+        begun = monotonic()
+        answered = self._judges.act(evaluators, self._reply) if evaluators or self._judges.held else []
+        if learners:
+            self._answer_learners(learners)
+            answered += [request.session for request in learners]
+            self.queueing.extend([begun - request.arrived for request in learners])
+        if not answered:
+            return answered
+        spent = monotonic() - begun
+        self._busy += spent
+        self.inferring.append(spent)
+        self._report.count("inference_batches")
+        self.batches.append(sum([session.reader.count for session in answered]))
+        return answered
+
+    def leave(self, session: Session) -> None:
+        """Its episodes end as truncated ones."""
+        if session.evaluates:
+            self._judges.forget(session)
+            return
+        if session.begun:
+            self._report.count("lost_episodes", int(session.tally.open.sum()))
+        self._streams.leave(session)
+
+    def fail(self, problem: BaseException) -> None:
+        self._failed(problem)
+
+    def _answer_learners(self, requests: list[Request]) -> None:
+        slots: list[Slot] = []
+        observations: list[Any] = []
+        finals: list[tuple[Request, int, Slot, Any]] = []
+        streams, steps = self._streams, 0
+        for request in requests:
+            session = request.session
+            own = streams.of(session)
+            slots += own
+            observations += streams.parts(session, request.row.observation)
+            if session.begun:
+                steps += session.tally.count(request.row, self._report)
+                finals += [(request, index, own[index], seen) for index, seen in streams.results(request, own)]
+        self._report.count("env_steps", steps)
+        if finals:  # a row of its own, in which nothing is done: what the policy makes of it may be a bootstrap
+            self._act([slot for _, _, slot, _ in finals], [observation for *_, observation in finals])
+            for request, index, slot, _ in finals:
+                streams.cut(slot, request, index)
+        actions = iter(self._act(slots, observations))
+        for request in requests:
+            parts = [next(actions) for _ in request.session.streams]
+            self._reply(request, parts[0] if len(parts) == 1 else np.concatenate(parts), self.version)
+
+    def _act(self, slots: list[Slot], observations: list[Any]) -> list[Array]:
+        """The policy's actions for the rows of these streams, written down."""
+        actions = act_together(self._policy, [slot.recorder.player for slot in slots], observations)
+        for slot, observation, action in zip(slots, observations, actions):
+            slot.recorder.version = self.version
+            slot.recorder.record(observation, action)
+        return actions
+
+    @staticmethod
+    def _reply(request: Request, action: Array, version: int) -> None:
+        session = request.session
+        prepared: Any = session.prepare(action)
+        if session.hello.environments is None:
+            prepared = prepared[0]
+            if prepared.ndim == 0:
+                prepared = prepared.item()
+        message = {
+            "type": "action",
+            "seq": request.seq,
+            "action": prepared,
+            "version": number(version),
+            "stored": session.stored,
+        }
+        session.begun = True
+        session.reply = pack(message, session.hello.text_keys)
+        session.seq = request.seq
