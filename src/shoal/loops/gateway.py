@@ -3,9 +3,9 @@
 A client is an environment, or a vector of them, that drives its own loop: it sends what it observed and waits for what
 to do. Here is what an actor would have beside its environments: policy, recurrent state, unfinished blocks, writers.
 Clients come and go (`loops/reception.py`) and are answered (`loops/answers.py`) in the thread that listens. Streams of
-rows stay (`loops/streams.py`), and the next client goes on where one was left: who dies costs the episode, which ends as
-a truncated one, and no row. The node's own thread sends blocks, waits where the learner is slower, fetches weights and
-reports.
+rows stay (`loops/streams.py`), and the next client goes on where one was left: who dies costs the episode, which ends
+as a truncated one, and no row. The node's own thread sends blocks, waits where the learner is slower, fetches weights
+and reports.
 """
 
 from __future__ import annotations
