@@ -40,6 +40,10 @@ SIGNS: dict[str, Any] = {
     },
     "action": {"kind": "discrete", "n": 2, "start": 0},
 }
+FLAT: dict[str, Any] = {  # the same as one vector
+    "observation": {"kind": "box", "shape": [2], "dtype": "float32", "low": -3.0, "high": 3.0},
+    "action": SIGNS["action"],
+}
 ALGORITHMS: dict[str, Any] = {"impala": impala, "ppo": ppo, "apex_dqn": apex_dqn}
 ROLLOUTS: dict[str, Any] = {"hidden": (16,), "unroll": 8, "learning_rate": 5e-3, "reward_scale": 1.0}
 SIZES: dict[str, dict[str, Any]] = {  # of configs that learn it in seconds
@@ -68,11 +72,11 @@ def free_port() -> int:
 class Clients:
     """Simulators in threads, and what became of them."""
 
-    def __init__(self, url: str, roles: list[str], **options: Any) -> None:
+    def __init__(self, url: str, roles: list[str], *, mode: str = "central", **options: Any) -> None:
         self.acted: set[int] = set()  # who was ever answered
         self.ended: dict[int, str] = {}
         self.failed: list[BaseException] = []
-        self._options = {"patience": 60.0, **options}
+        self._options, self._mode = {"patience": 60.0, **options}, mode
         self._threads = [
             threading.Thread(target=self._play, args=(url, who, role), daemon=True) for who, role in enumerate(roles)
         ]
@@ -89,12 +93,16 @@ class Clients:
         no policy that does not look at the sign finds it."""
         place = time_ = sign = 0
 
-        def observed() -> dict[str, Any]:
+        def observed() -> Any:
+            if self._mode == "local":
+                return np.array([place, sign], np.float32)
             return {"place": np.array([place], np.float32), "sign": np.int64(sign)}
 
         try:
-            spaces = {f"{name}_space": space for name, space in SIGNS.items()}
-            with Client(url, role=role, **spaces, **self._options) as client:
+            stated = FLAT if self._mode == "local" else SIGNS
+            spaces = {f"{name}_space": space for name, space in stated.items()}
+            mode = self._mode if role == "environment" else "central"
+            with Client(url, role=role, mode=mode, **spaces, **self._options) as client:
                 action = client.reset(observed())
                 self.acted.add(who)
                 while True:

@@ -17,6 +17,7 @@ has n rows. The client comes back by itself when the connection or the server is
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -193,6 +194,43 @@ class Connection:
                 raise Lost(self._protocol.close_code or 1006)
 
 
+class Layers:
+    """The policy of a server that trains, on this side: it chooses actions for observations [n, ...]."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.load(said)
+        self._random = np.random.default_rng()
+
+    def load(self, said: dict[str, Any]) -> None:
+        data = said["weights"]  # safetensors: the length of a head, which says where arrays are, and the arrays
+        size = int.from_bytes(data[:8], "little")
+        found = {}
+        for name, part in json.loads(data[8 : 8 + size]).items():
+            if name != "__metadata__":
+                begin, end = (8 + size + offset for offset in part["data_offsets"])
+                found[name] = np.frombuffer(data[begin:end], "<f4").reshape(part["shape"])
+        activations = enumerate(said["activations"])
+        self._layers = [(found[f"{i}.weight"].T, found[f"{i}.bias"], activation) for i, activation in activations]
+        self._said, self.stamp = {"epsilon": None} | said, said["stamp"]
+
+    def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Actions [n], numbered from 0, and what is recorded of them."""
+        x = observation.reshape(len(observation), -1).astype(np.float32, copy=False)
+        for weight, bias, activation in self._layers:
+            x = x @ weight + bias
+            x = np.tanh(x) if activation == "tanh" else np.maximum(x, 0.0) if activation == "relu" else x
+        rows = np.arange(len(x))
+        if self._said["chooses"] == "categorical":
+            shifted = x - x.max(1, keepdims=True)
+            weights = np.exp(shifted)
+            action = (weights / np.maximum(self._random.exponential(size=x.shape), 1e-30)).argmax(1)
+            return action, {"log_prob": shifted[rows, action] - np.log(weights.sum(1))}
+        best = x.argmax(1)
+        anything = self._random.integers(x.shape[1], size=len(x))
+        action = np.where(self._random.random(len(x)) < self._said["epsilon"], anything, best)
+        return action, {"q": x[rows, action], "value": x[rows, best]} if self._said["records"] else {}
+
+
 class Client:
     """An environment, or a vector of them, that learns; or with `role="evaluator"` one that judges."""
 
@@ -205,6 +243,7 @@ class Client:
         environments: int | None = None,
         role: str = "environment",
         autoreset: str = "next_step",  # "same_step": step() is given the next episode's observation and the final one
+        mode: str = "central",  # "local": the policy is sent here and acts here, and experience is sent in blocks
         token: str | None = None,
         patience: float = 120.0,  # seconds in which a lost server may come back
         largest: int = 64 << 20,  # bytes of a message
@@ -219,6 +258,11 @@ class Client:
             self._hello["spaces"] = {"observation": observation_space, "action": action_space}
         if environments is not None:
             self._hello["environments"] = environments
+        if mode != "central":
+            self._hello["mode"] = mode
+        self._here: Layers | None = None  # what acts, with the mode "local"
+        self._open: tuple[Any, ...] = ()  # the row that waits for what its action gives
+        self._rows: list[tuple[Any, ...]] = []  # that are to be sent
         self._connection: Connection | None = None
         self.session, self.seq, self.stored, self.version = "", 0, 0, 0
         self.reconnections = 0
@@ -228,6 +272,8 @@ class Client:
     def reset(self, observation: Any) -> Any:
         """The first action of an episode. Of a vector: of all environments; otherwise say `reset` in step()."""
         count = self._hello.get("environments")
+        if self._here is not None:
+            return self._act_here(observation, 0.0, False, False, True)
         return self._ask({"observation": observation, "reset": True if count is None else np.ones(count, bool)})
 
     def step(
@@ -241,6 +287,8 @@ class Client:
         final_observation: Any = None,
     ) -> Any:
         """What the last action led to; the next action. After the end of an episode it is to be ignored."""
+        if self._here is not None:
+            return self._act_here(observation, reward, terminated, truncated, False if reset is None else reset)
         message = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
         if reset is not None:
             message["reset"] = reset
@@ -271,22 +319,52 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _act_here(self, observation: Any, reward: Any, terminated: Any, truncated: Any, reset: Any) -> Any:
+        """Choose the next action here. Full blocks are sent, and newer weights come with the answer."""
+        assert self._here is not None
+        alone, count = "environments" not in self._hello, self._hello.get("environments", 1)
+        if self._open:
+            given = ((reward, np.float32), (terminated, bool), (truncated, bool), (reset, bool))
+            self._rows.append(self._open + tuple(np.broadcast_to(np.asarray(x, kind), count) for x, kind in given))
+        if len(self._rows) == self.welcome["rows"]:
+            self._send_rows()
+        seen = np.array(observation)[None] if alone else np.array(observation)
+        action, recorded = self._here.act(seen)
+        self._open = (seen, action, recorded)
+        native = action + self.welcome["spaces"]["action"].get("start", 0)
+        return int(native[0]) if alone else native
+
+    def _send_rows(self) -> None:
+        assert self._here is not None
+        names = ("observation", "action", "recorded", "reward", "terminated", "truncated", "reset")
+        columns = dict(zip(names, zip(*self._rows)))
+        recorded = columns.pop("recorded")
+        columns |= {name: [row[name] for row in recorded] for name in recorded[0]}
+        self._rows = []
+        block = {name: np.concatenate(parts) for name, parts in columns.items()}
+        self._ask({**block, "stamp": self._here.stamp}, "block")
+
     def _ask(self, message: dict[str, Any], kind: str = "step") -> Any:
         message |= {"type": kind, "seq": self.seq + 1}
-        data, deadline = pack(message), None
+        data, deadline, sent = pack(message), None, False
         while True:
             try:
                 if self._connection is None:
                     self._connect(self._patience if deadline is None else deadline - time.monotonic())
+                    if sent and kind == "block" and not self.welcome["resumed"]:
+                        return None  # the server was lost, and may have stored it: it is not sent twice
                 assert self._connection is not None
                 self._connection.send(data)  # what was sent before is known by its number
+                sent = True
                 answer = self._receive()
                 self.seq, self.stored, self.version = (
                     answer["seq"],
                     answer.get("stored", self.stored),
                     answer["version"],
                 )
-                return answer["action"]
+                if self._here is not None and "policy" in answer:
+                    self._here.load(answer["policy"])
+                return answer.get("action")
             except (OSError, InvalidHandshake) as problem:
                 self._drop(problem)
                 deadline = deadline or time.monotonic() + self._patience
@@ -304,6 +382,8 @@ class Client:
                 self._connection.send(pack(hello | {"seq": self.seq, "stored": self.stored}))
                 self.welcome = self._receive(10.0)
                 self.session = self.welcome["session"]
+                if "policy" in self.welcome:
+                    self._here = Layers(self.welcome["policy"])
                 return
             except (OSError, InvalidHandshake) as problem:
                 self._drop(problem)

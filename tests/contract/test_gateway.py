@@ -8,7 +8,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,9 @@ class Running:
         every item once."""
         found: dict[int, list[tuple[int, int, float, bool, bool]]] = {}
         size = self.replay.info()["rollouts"]["size"]
-        data = self.replay.sample("rollouts", size).data if size else None
+        self.data: Any = self.replay.sample("rollouts", size).data if size else None
+        data = self.data
         for item in range(size):
-            assert data is not None
             for row in range(UNROLL):
                 who, episode, step = (int(number) for number in data["observation"][row, item])
                 rest = tuple(data[name][row, item].item() for name in ("reward", "terminated", "valid"))
@@ -213,7 +214,8 @@ def test_a_vector_is_one_client(running: Any, autoreset: str) -> None:
 def drop(client: Client) -> None:
     """The connection is lost without a word."""
     assert client._connection is not None
-    client._connection._socket.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):  # it was lost before
+        client._connection._socket.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_client_that_comes_back_goes_on_without_a_step_lost_or_doubled(running: Any) -> None:
@@ -250,6 +252,74 @@ def test_an_answer_that_was_lost_is_given_again(running: Any) -> None:
     rows = one.rows()[0]
     assert rows == expected(len(rows))
     assert one.counts()["repeated_messages"] >= 20
+
+
+def test_a_client_that_acts_by_itself_sends_blocks_and_is_sent_weights(running: Any) -> None:
+    """What it draws, and what it says of it, is what the policy would have drawn; lost connections double nothing."""
+    one, random = running(), np.random.default_rng(0)
+    simulator = Numbered(0, one.url, mode="local")
+    policy = impala.make_policy(CFG, ENV, 1)
+    newer = {name: 2.0 * weights for name, weights in export_weights(policy.network).items()}
+    for step in range(240):
+        if random.random() < 0.1:
+            drop(simulator.client)
+        if step == 120:
+            one.weights.publish(newer, make_version(0, 7))
+            wait_for(lambda: one.gateway._answers.version == make_version(0, 7))
+        simulator.step()
+    rows = one.rows()[0]
+    assert rows == expected(len(rows))
+    assert len(rows) > 240
+    assert simulator.client.reconnections > 5
+    assert simulator.client.version == 7
+    data = {name: column[:-1] for name, column in one.data.items()}
+    newest = data["version"] == make_version(0, 7)
+    assert 0.3 < newest.mean() < 0.6
+    policy.load(newer)
+    observed, actions = data["observation"][newest], data["action"][newest]
+    logits = policy.mirror(observed)
+    wanted = (logits - np.log(np.exp(logits).sum(1, keepdims=True)))[np.arange(len(actions)), actions]
+    assert np.allclose(data["log_prob"][newest], wanted, atol=1e-5)
+    assert one.counts()["env_steps"] == pytest.approx(240, abs=3 * UNROLL)
+
+
+def test_who_may_act_by_itself(running: Any) -> None:
+    one = running()
+    with pytest.raises(Refused, match="who evaluates"):
+        Client(one.url, mode="local", role="evaluator")
+    with pytest.raises(Refused, match="who evaluates"):
+        Client(one.url, mode="local", autoreset="same_step")
+    one.gateway._answers._policy = impala.make_policy(replace(CFG, lstm=4), ENV, 0)
+    with pytest.raises(Refused, match="it remembers"):
+        Client(one.url, mode="local")
+
+
+BAD_BLOCKS: list[tuple[dict[str, Any], str]] = [
+    ({"action": np.full(UNROLL, 2)}, "from 0 to 1"),
+    ({"action": np.full(UNROLL, 0.5)}, "whole numbers"),
+    ({"log_prob": np.full(UNROLL, np.nan)}, "NaN"),
+    ({"observation": np.zeros((UNROLL + 1, 3), np.float32)}, "shape"),
+    ({"terminated": np.ones(UNROLL, bool)}, "the next row is a reset"),
+    ({"stamp": 1 << 60}, "stamp"),
+    ({"reward": np.full(UNROLL, np.inf)}, "infinity"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD_BLOCKS)
+def test_a_bad_block_is_one_sentence(running: Any, changes: dict[str, Any], said: str) -> None:
+    client = Client(running().url, mode="local")
+    good = {"observation": np.zeros((UNROLL, 3), np.float32), "action": np.zeros(UNROLL, np.int64), "stamp": 0}
+    good |= {"log_prob": np.zeros(UNROLL, np.float32)}
+    client._ask(dict(good), "block")
+    with pytest.raises(Refused, match=said):
+        client._ask(good | changes, "block")
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_client_that_dies_costs_its_episode_and_no_row(running: Any) -> None:
@@ -368,6 +438,20 @@ def test_a_run_learns_from_clients_that_it_knows_nothing_of(algorithm: str, tmp_
     assert result.env_steps > 100, "no policy of the beginning reaches it"
     assert len(clients.acted) >= 2, "one who learns and one who judges"
     assert clients.ended == dict.fromkeys(clients.acted, "the run has ended"), "who takes part hears of the end"
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["impala", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo", "apex_dqn"))]
+)
+def test_a_run_learns_from_clients_that_act_by_themselves(algorithm: str, tmp_path: Path) -> None:
+    port = free_port()
+    clients = Clients(f"ws://127.0.0.1:{port}", ["environment"] * 3 + ["evaluator"], mode="local")
+    cfg = ALGORITHMS[algorithm].Config(env="external", listen=f"127.0.0.1:{port}", **SIZES[algorithm])
+    result = shoal.train(cfg, quiet=True, stop_return=0.7, stop_seconds=120, run_dir=str(tmp_path / "run"))
+    clients.join()
+    assert not clients.failed
+    assert result.stopped_by == "return"
+    assert clients.ended == dict.fromkeys(clients.acted, "the run has ended")
 
 
 @pytest.mark.parametrize("kept", ["said again", pytest.param("in a file", marks=pytest.mark.slow)])

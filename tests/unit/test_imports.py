@@ -51,7 +51,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "replay retry services state step sync tree versions",
         "torch numpy gymnasium",
     ),
-    "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack uvloop"),
+    "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack safetensors uvloop"),
     "runtime": ("buffers errors program sync", "numpy torch cloudpickle cryptography"),
     "algorithms": (
         "acting batches config data envs errors functional learning loops nets optim options program replay "

@@ -47,6 +47,16 @@ class NumpyActorCritic:
             variance = weights["normalizer.parts.0.variance"].reshape(-1, 1)
             self._scale = (1.0 / np.sqrt(variance + EPSILON)).astype(np.float32)
 
+    def layers(self) -> list[tuple[Array, Array, str]] | None:
+        """Weight, bias and activation of each; None where it is more than layers."""
+        if self._normalizes or self._has_log_std or self._bounded_std:
+            return None
+        names = ["tanh" if activation is _tanh else "relu" for activation in self._activations]
+        found = [(weight, bias[:, 0], name) for (weight, bias), name in zip([*self._hidden, self._head], [*names, ""])]
+        if self._bytes:
+            found[0] = (found[0][0] / np.float32(255.0), *found[0][1:])
+        return found
+
     def __call__(self, observation: Array) -> Array:
         x = observation.reshape(len(observation), -1).T.astype(np.float32, copy=False)  # features first: [n, B]
         if self._bytes:

@@ -30,6 +30,16 @@ class NumpyQ:
         self._hidden.load(weights)
         self._q = folded_head(weights, self._head)
 
+    def layers(self) -> list[tuple[Array, Array, str]] | None:
+        """Weight, bias and activation of each; None where it is more than layers."""
+        if self._head.quantiles or self._head.streams is not None:
+            return None
+        weight, bias = self._q
+        found = [*self._hidden.plain(), (weight, bias[:, 0], "")]
+        if self._encoder.bytes:
+            found[0] = (found[0][0] / np.float32(255.0), *found[0][1:])
+        return found
+
     def __call__(self, observation: Array) -> Array:
         weight, bias = self._q
         q: Array = (weight @ self._hidden(vectors(self._encoder, observation)) + bias).T
@@ -47,6 +57,12 @@ class Layers:
         self._layers = [
             (np.array(weights[f"{name}.weight"]), np.array(weights[f"{name}.bias"])[:, None], activation)
             for name, activation in self._activations.items()
+        ]
+
+    def plain(self) -> list[tuple[Array, Array, str]]:
+        return [
+            (weight, bias[:, 0], "tanh" if activation is np.tanh else "relu")
+            for weight, bias, activation in self._layers
         ]
 
     def __call__(self, x: Array) -> Array:

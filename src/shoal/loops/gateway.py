@@ -85,6 +85,8 @@ class GatewayLoop(Loop, InferenceServer):
             self._streams,
             self._judges,
             self._report,
+            space=env.observation_space,
+            rows=rows,
             round_items=round_items,
             failed=self._has_failed,
         )

@@ -12,7 +12,7 @@ from shoal.acting import Player, Policy, act_together
 from shoal.loops.evaluator import Evaluator
 from shoal.loops.filming import Interrupted
 from shoal.loops.loop import Loop
-from shoal.loops.sessions import Request, Session
+from shoal.loops.sessions import Request, Row, Session
 from shoal.retry import retry
 from shoal.services.metrics import Metrics
 from shoal.services.weights import WeightStore
@@ -124,7 +124,8 @@ class Judges:
                 return []
             players = [self._player(request.session, judge) for request in playing]
         assert self._policy is not None
-        actions = act_together(self._policy, players, [request.row.observation for request in playing])
+        seen = [request.row.observation for request in playing]
+        actions = act_together(self._policy, players, seen)
         for request, action in zip(playing, actions):
             reply(request, action, judge.version)
         return [request.session for request in playing]
@@ -144,6 +145,7 @@ class Judges:
     def _take_note(self, request: Request) -> None:
         """What came of an evaluator's last actions."""
         session, row, judge = request.session, request.row, self._judge
+        assert isinstance(row, Row)
         if session.player is None:
             return
         session.player.result(Step(None, row.reward, row.terminated, row.truncated, row.reset, row.final))

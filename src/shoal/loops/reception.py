@@ -32,6 +32,13 @@ class Answers(Protocol):
     def free(self) -> bool:
         """Whether those who learn are answered now; otherwise they wait until `Reception.turn` is called again."""
 
+    @property
+    def version(self) -> int:
+        """Of the weights that act."""
+
+    def welcome(self, session: Session) -> Message:
+        """What a client that acts by itself is told beside the rest; `Refused` where the policy cannot be sent."""
+
     def answer(self, learners: list[Request], evaluators: list[Request]) -> list[Session]:
         """Give requests their replies, evaluators perhaps later; those that have one now."""
 
@@ -113,9 +120,10 @@ class Reception:
                     "seq": session.seq,
                     "asked": session.asked,
                     "resumed": resumed,
-                    "mode": "central",
+                    "mode": hello.mode,
                     "spaces": self._spaces,
                 }
+                | (self._answers.welcome(session) if session.local else {})
             )
             await self._listen(peer, session)
         finally:
@@ -123,7 +131,7 @@ class Reception:
                 self._connected(session, -1)
                 session.peer, session.left = None, monotonic()
                 self._forget_connection(session)
-                if session.asked == session.seq and not session.begun:  # there is nothing to come back for
+                if session.asked == session.seq and not session.begun and not session.local:  # nothing to come back for
                     self._depart(session)
 
     async def _listen(self, peer: Peer, session: Session) -> None:
@@ -137,8 +145,9 @@ class Reception:
                 self._depart(session)
                 await peer.end("goodbye")
                 return
-            if kind != "step":
-                raise Refused("message", f"an environment sends 'step' or 'bye', and not {str(kind)[:40]!r}")
+            if kind != ("block" if session.local else "step"):
+                sends = "'block'" if session.local else "'step'"
+                raise Refused("message", f"such a client sends {sends} or 'bye', and not {str(kind)[:40]!r}")
             known = self._ask(session, message)
             if not known and session.slow:
                 session.answered = asyncio.get_running_loop().create_future()
@@ -159,7 +168,8 @@ class Reception:
         if seq == session.asked:  # it came on a connection that was lost meanwhile
             self._report.count("repeated_messages")
         else:
-            row = session.read(message)
+            blocks = session.blocks
+            row = session.read(message) if blocks is None else blocks.read(message, self._answers.version)
             session.asked = seq
             self._put(Request(session, seq, row, monotonic()))
         session.waits = True
@@ -262,13 +272,16 @@ class Reception:
 
     def _enter(self, hello: Hello) -> tuple[Session, bool]:
         """The session that a client goes on with, or a new one."""
-        if hello.mode == "local":
-            raise Refused("protocol", "clients that act by themselves (mode 'local') are not served by this version")
+        if hello.mode == "local" and (hello.role == "evaluator" or hello.autoreset == "same_step"):
+            raise Refused(
+                "protocol", "who evaluates, or resets within a step, is answered here: leave out the mode 'local'"
+            )
         known = self.sessions.get(hello.session) if hello.session else None
         if known is not None:
             said = known.hello
-            if (said.role, said.environments, said.autoreset) != (hello.role, hello.environments, hello.autoreset):
-                raise Refused("session", "the session is of another role, number of environments or autoreset")
+            same = (said.role, said.environments, said.autoreset, said.mode)
+            if same != (hello.role, hello.environments, hello.autoreset, hello.mode):
+                raise Refused("session", "the session is of another role, number of environments, autoreset or mode")
             known.hello = hello
             self._report.count("reconnections")
             return known, True
@@ -288,7 +301,8 @@ class Reception:
         self._report.count("clients")
         if hello.session and not hello.session.startswith(self._life):  # of a server that was lost with its open blocks
             self._report.count("lost_sessions")
-            lost = min(max(0, hello.seq - hello.stored), 2 * self._rows + 2)
+            most, each = (3, self._rows) if session.local else (2 * self._rows + 2, 1)
+            lost = min(max(0, hello.seq - hello.stored), most) * each
             self._report.count("lost_steps", lost * session.reader.count)
         return session, False
 

@@ -6,17 +6,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 
 from shoal import tree
 from shoal.acting import Player
-from shoal.gateway.messages import Hello, Refused, RowReader
+from shoal.gateway.messages import Hello, Refused, RowReader, whole
 from shoal.gateway.server import Peer
 from shoal.gateway.wire import Message, WireError
 from shoal.services.metrics import Reporter
+from shoal.step import Step
 from shoal.types import Array
+from shoal.versions import NONE
 
 
 class Row(NamedTuple):
@@ -30,6 +33,17 @@ class Row(NamedTuple):
     final: tree.Tree  # [B, ...] where an episode ended within the step, of who resets by itself; None of others
 
 
+class Block(NamedTuple):
+    """What one message of a client says that acts by itself: rows in their order, each with its action and what that
+    gave."""
+
+    observation: tree.Tree  # [T, B, ...]
+    action: Array  # [T, B], numbered from 0
+    records: dict[str, Array]  # [T, B] each: what the policy says of its actions
+    rows: list[Row]  # what each of them gave; their observations are those of the block
+    version: int  # of the weights that acted
+
+
 class Session:
     """A client, whether it is connected at the moment or not. All of it belongs to the thread that listens, but for
     what was `sent`, which the node tells."""
@@ -37,6 +51,10 @@ class Session:
     def __init__(self, id: str, hello: Hello, reader: RowReader, prepare: Callable[[Array], Array]) -> None:
         self.id, self.hello, self.reader, self.prepare = id, hello, reader, prepare
         self.evaluates = hello.role == "evaluator"
+        self.local = hello.mode == "local"  # it acts by itself
+        self.given = NONE  # the version of the weights that it was sent
+        self.blocks: BlockReader | None = None  # of what it sends
+        self.pending: Step | None = None  # what its last row gave: told to its stream with the next block
         # its connection, and what it asks
         self.peer: Peer | None = None
         self.left: float | None = None  # when its connection was lost
@@ -100,6 +118,41 @@ class Session:
         return Row(observation, reward, terminated, truncated, reset, final)
 
 
+class BlockReader:
+    """Reads blocks of T rows of a client that acts by itself."""
+
+    def __init__(self, space: Space[Any], environments: int, rows: int, actions: int, records: tuple[str, ...]) -> None:
+        self._reader = RowReader(space, rows * environments)
+        self._shape, self._actions, self._records = (rows, environments), actions, records
+        self._closed = np.zeros(environments, np.bool_)
+
+    def read(self, message: Message, newest: int) -> Block:
+        """Arrays come with rows and environments as one axis, the rows of one moment beside each other."""
+        reader, shape = self._reader, self._shape
+        seen = reader.observation(message.get("observation"))
+        observation = tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), seen)
+        reward = reader.numbers(message, "reward").reshape(shape)
+        terminated, truncated, reset = (
+            reader.truths(message, name).reshape(shape) for name in ("terminated", "truncated", "reset")
+        )
+        ended = terminated | truncated
+        if (reset & ended).any():
+            raise WireError("a row cannot be a reset and the end of an episode")
+        if (np.concatenate([self._closed[None], ended[:-1]]) & ~reset).any():
+            raise WireError("after the end of an episode the next row is a reset")
+        chosen = reader.numbers(message, "action")
+        action = chosen.astype(np.int64)
+        if (action != chosen).any() or action.min() < 0 or action.max() >= self._actions:
+            raise WireError(f"'action' must be whole numbers from 0 to {self._actions - 1}")
+        records = {name: reader.numbers(message, name).reshape(shape) for name in self._records}
+        self._closed = ended[-1]
+        rows = [
+            Row(None, np.where(reset[t], np.float32(0), reward[t]), terminated[t], truncated[t], reset[t], None)
+            for t in range(shape[0])
+        ]
+        return Block(observation, action.reshape(shape), records, rows, whole(message, "stamp", 0, newest))
+
+
 def _any(flags: Array) -> bool:
     return bool(flags[0] if len(flags) == 1 else flags.any())
 
@@ -110,7 +163,7 @@ class Request:
 
     session: Session
     seq: int
-    row: Row
+    row: Row | Block
     arrived: float
 
 

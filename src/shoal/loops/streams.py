@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal import tree
-from shoal.loops.sessions import Request, Session
+from shoal.loops.sessions import Block, Request, Row, Session
 from shoal.program import current
 from shoal.services.inference import Slot
 from shoal.step import Step
@@ -75,6 +75,7 @@ class Streams:
     def results(self, request: Request, slots: list[Slot]) -> list[tuple[int, Any]]:
         """Write down what the last actions gave; final observations that are rows of their own, by stream."""
         session, row = request.session, request.row
+        assert isinstance(row, Row)
         if len(slots) == 1 and row.final is None:  # as nearly always
             step = Step(None, row.reward, row.terminated, row.truncated, row.reset)
             self._result(slots[0], step, request)
@@ -88,6 +89,18 @@ class Streams:
             if parts and bool(step.terminated[0] | step.truncated[0]):
                 finals.append((index, parts[index]))
         return finals
+
+    def block(self, request: Request, slot: Slot, block: Block) -> None:
+        """Write down the rows of a client that acts by itself. What the last of them gave is told with the next block:
+        until then, as of others, one row waits for it."""
+        session, recorder = request.session, slot.recorder
+        for time, row in enumerate(block.rows):
+            if session.pending is not None:
+                self._result(slot, session.pending, request)
+            recorder.version = block.version
+            recorder.player.extras = {name: column[time] for name, column in block.records.items()}
+            recorder.record(tree.map(lambda leaf, time=time: leaf[time], block.observation), block.action[time])
+            session.pending = Step(None, row.reward, row.terminated, row.truncated, row.reset)
 
     def cut(self, slot: Slot, request: Request | None = None, stream: int = 0) -> None:
         """What its last row gave is nothing, and what follows begins an episode."""
