@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
 import ssl
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import websockets.sync.client
 from gymnasium import spaces
 
 import shoal
@@ -37,6 +39,7 @@ from shoal.envs import describe_data
 from shoal.errors import UserError
 from shoal.experiment.environments import fit
 from shoal.gateway.server import Security
+from shoal.gateway.wire import pack
 from shoal.loops.gateway import GatewayLoop
 from shoal.nets.weights import export_weights
 from shoal.replay import Replay, Table, rollout
@@ -56,8 +59,8 @@ CFG = impala.Config(env=EXTERNAL, listen="127.0.0.1:0", hidden=(8,))
 class Running:
     """A gateway without a program around it: its services are objects of this process."""
 
-    def __init__(self, **options: Any) -> None:
-        self.replay = Replay([Table.queue("rollouts", 100_000)])
+    def __init__(self, *, capacity: int = 100_000, **options: Any) -> None:
+        self.replay = Replay([Table.queue("rollouts", capacity)])
         self.weights, self.metrics = WeightStore(), Metrics()
         policy = impala.make_policy(CFG, ENV, 0)
         self.weights.publish(export_weights(policy.network), make_version(0, 0))
@@ -221,9 +224,9 @@ def drop(client: Client) -> None:
 def test_a_client_that_comes_back_goes_on_without_a_step_lost_or_doubled(running: Any) -> None:
     one, simulator = running(), None
     simulator = Numbered(0, one.url)
-    random = np.random.default_rng(0)
+    chance = np.random.default_rng(0)
     for _ in range(60):
-        if random.random() < 0.3:
+        if chance.random() < 0.3:
             drop(simulator.client)
         simulator.step()
     rows = one.rows()[0]
@@ -256,12 +259,12 @@ def test_an_answer_that_was_lost_is_given_again(running: Any) -> None:
 
 def test_a_client_that_acts_by_itself_sends_blocks_and_is_sent_weights(running: Any) -> None:
     """What it draws, and what it says of it, is what the policy would have drawn; lost connections double nothing."""
-    one, random = running(), np.random.default_rng(0)
+    one, chance = running(), np.random.default_rng(0)
     simulator = Numbered(0, one.url, mode="local")
     policy = impala.make_policy(CFG, ENV, 1)
     newer = {name: 2.0 * weights for name, weights in export_weights(policy.network).items()}
     for step in range(240):
-        if random.random() < 0.1:
+        if chance.random() < 0.1:
             drop(simulator.client)
         if step == 120:
             one.weights.publish(newer, make_version(0, 7))
@@ -315,6 +318,86 @@ def test_a_bad_block_is_one_sentence(running: Any, changes: dict[str, Any], said
         client._ask(good | changes, "block")
 
 
+def spoiled(chance: random.Random, message: dict[str, Any]) -> bytes:
+    """A message in which something is wrong: a field, a number, or some bytes."""
+    things = [
+        None,
+        -1,
+        1 << 63,
+        1e300,
+        float("nan"),
+        "x" * 300,
+        b"\0" * 7,
+        [],
+        [[1], [2, 3]],
+        {},
+        True,
+        np.ones((2, 2)),
+    ]
+    message = dict(message)
+    if chance.random() < 0.6:
+        message[chance.choice([*message, "environments", "session", "action_mask", "x"])] = chance.choice(things)
+    if chance.random() < 0.2:
+        message.pop(chance.choice(list(message)))
+    data = bytearray(pack(message))
+    for _ in range(chance.choice([0, 0, 1, 3])):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    return bytes(data[: chance.randrange(len(data))] if chance.random() < 0.1 else data)
+
+
+@pytest.mark.slow
+def test_garbage_behind_the_door_changes_nothing_for_others(running: Any) -> None:
+    """Strangers that may come in and send what is nearly right, while three simulators learn."""
+    one, chance, stop = running(expiry=0.5), random.Random(0), threading.Event()
+    honest = [Numbered(who, one.url, **({"mode": "local"} if who == 2 else {})) for who in range(3)]
+    failed: list[BaseException] = []
+
+    def play(simulator: Numbered) -> None:
+        try:
+            while not stop.is_set():
+                simulator.step()
+                time.sleep(0.0005)
+        except BaseException as problem:
+            failed.append(problem)
+
+    threads = [threading.Thread(target=play, args=(simulator,)) for simulator in honest]
+    for thread in threads:
+        thread.start()
+    seen = np.full((UNROLL, 3), 9.0, np.float32)
+    row = {"type": "step", "seq": 1, "observation": seen[0], "reward": 1.0, "terminated": False, "truncated": True}
+    block = {"type": "block", "seq": 1, "stamp": 0, "observation": seen, "action": np.zeros(UNROLL, int)}
+    block |= {"log_prob": np.zeros(UNROLL), "terminated": np.zeros(UNROLL, bool)}
+    try:
+        for _ in range(3000):
+            hello: dict[str, Any] = {"type": "hello", "protocol": 1, "role": "environment", "session": "", "seq": 0}
+            hello["mode"] = chance.choice(["central", "local"])
+            with (
+                contextlib.suppress(Exception),
+                websockets.sync.client.connect(one.url, compression=None, proxy=None, close_timeout=0.1) as stranger,
+            ):
+                stranger.send(spoiled(chance, hello) if chance.random() < 0.3 else pack(hello))
+                for number in range(1, chance.randrange(1, 4)):
+                    said = (block if hello["mode"] == "local" else row) | {"seq": number}
+                    stranger.send(spoiled(chance, said) if chance.random() < 0.7 else pack(said))
+                    stranger.recv(0.2)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+    assert not failed
+    assert one.gateway._problem is None
+    rows = one.rows()
+    for who, simulator in enumerate(honest):
+        assert rows[who] == expected(len(rows[who]))
+        assert len(rows[who]) > 1000
+        assert simulator.client.reconnections == 0
+    assert one.counts()["clients"] > 500, "many came in"
+    assert one.gateway._thread.door.counts["errors"] == 0, one.gateway._thread.door.counts
+    assert one.gateway._thread.door.counts["refused_message"] > 500
+    wait_for(lambda: len(one.gateway._reception.sessions) == 3)
+    assert len(one.gateway._slots) < 200, "streams are used again"
+
+
 def wait_for(true: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
@@ -343,6 +426,33 @@ def test_a_client_that_dies_costs_its_episode_and_no_row(running: Any) -> None:
     assert rows[1] == expected(len(rows[1]))
     counts = one.counts()
     assert (counts["lost_episodes"], counts["expired_sessions"]) == (1, 1)
+
+
+def test_clients_wait_where_the_learner_is_slower(running: Any) -> None:
+    """Nothing is heaped up, and others are still greeted; when the learner goes on, so do they."""
+    one, steps = running(capacity=4), [0, 0, 0]
+
+    def play(who: int) -> None:
+        with contextlib.suppress(Ended):
+            simulator = Numbered(who, one.url)
+            while True:
+                simulator.step()
+                steps[who] += 1
+
+    for who in range(3):
+        threading.Thread(target=play, args=(who,), daemon=True).start()
+    wait_for(lambda: min(steps) > UNROLL)
+    time.sleep(0.5)
+    held = list(steps)
+    time.sleep(0.5)
+    assert steps == held, "they wait"
+    assert sum(steps) < 3 * UNROLL * 8
+    assert one.gateway._streams.waiting <= 4 + 3
+    Client(one.url).close()
+    for _ in range(20):
+        one.replay.sample("rollouts", 4)
+    assert min(steps) > max(held)
+    one.replay.close()
 
 
 def test_who_says_goodbye_leaves_a_stream_to_the_next(running: Any) -> None:

@@ -34,6 +34,7 @@ from shoal.types import Columns, Role
 from shoal.versions import updates_between
 
 LOOK = 1.0  # seconds between two looks at whether what was sent is still there, and at who has left
+STANDSTILL = 60.0  # seconds after which a thread that answers nothing at all is given up
 GOODBYE = 2.0  # seconds that clients have to hear that the run has ended
 
 
@@ -73,6 +74,7 @@ class GatewayLoop(Loop, InferenceServer):
         self._limited, self._round = retry(metrics.step_limit) is not None, round_items
         self._fetched, self._loading = self._version, False  # the newest weights, and whether they are on their way
         self._next_look = 0.0
+        self._looking: float | None = None  # since when the thread that answers was asked for a sign
         self._more = True  # the run has steps left
         self._problem: BaseException | None = None  # of the thread that answers
         self._streams = Streams(self._slots, self._open, self._keeps, self._shipped)
@@ -189,7 +191,11 @@ class GatewayLoop(Loop, InferenceServer):
         now = monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK
-            self._thread.call(self._reception.see_who_left)
+            if self._looking is None:
+                self._looking = now
+                self._thread.call(self._see_who_left)
+            elif now - self._looking > STANDSTILL:
+                raise RuntimeError(f"the thread that answers clients has stood still for {STANDSTILL:g} s")
         if self._report.due():
             self._measure()
             self._report.values["clients"] = self._reception.present
@@ -238,6 +244,10 @@ class GatewayLoop(Loop, InferenceServer):
         return bool(slots) and all(slot.send.newest_is_lost() for slot in slots)
 
     # ---- in the thread that answers
+
+    def _see_who_left(self) -> None:
+        self._looking = None
+        self._reception.see_who_left()
 
     def _take_weights(self, version: int, weights: Columns) -> None:
         try:

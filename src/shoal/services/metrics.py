@@ -270,8 +270,9 @@ class Reporter:
 
     def average(self, name: str, value: float) -> None:
         """A value of which a report tells the mean."""
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = (total + value, count + 1)
+        with self._counting:
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, count + 1)
 
     def note(self, text: str) -> None:
         """Tell the user, at once."""
@@ -285,9 +286,9 @@ class Reporter:
         update."""
         self._repeat_lost_notes()
         values, self.values = self.values, {}
-        sums, self._sums = self._sums, {}
         seconds, self._times = self._times, defaultdict(float)
         with self._counting:
+            sums, self._sums = self._sums, {}
             counts, lasting = dict(self._counts), dict(self._lasting)
         total = sum(seconds.values()) or 1.0
         measured = {name: float(value) for name, value in values.items()}
