@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,8 @@ ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 class Clients:
     """Processes with an environment each."""
 
-    def __init__(self, port: int, count: int) -> None:
-        command = [sys.executable, str(ROOT / "clients/python/cartpole.py"), f"ws://127.0.0.1:{port}"]
+    def __init__(self, port: int, count: int, kind: str = "learn") -> None:
+        command = [sys.executable, str(ROOT / "clients/python/cartpole.py"), f"ws://127.0.0.1:{port}", kind]
         nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._processes = [subprocess.Popen(command, env=os.environ | ALONE, **nowhere) for _ in range(count)]  # type: ignore[call-overload]
 
@@ -59,12 +61,12 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def outside(clients: int, seconds: float, *words: str) -> float:
+def outside(clients: int, seconds: float, *words: str, kind: str = "learn") -> float:
     with tempfile.TemporaryDirectory() as folder:
         port, run = free_port(), Path(folder) / "run"
         command = [sys.executable, "-m", "shoal", "train", "impala", "--env", "external", *CONFIG, *words]
         command += ["--listen", f"127.0.0.1:{port}", "--stop-seconds", str(seconds + WARM), "--run-dir", str(run)]
-        with Clients(port, clients):
+        with Clients(port, clients, kind):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     counted = [(row["seconds"], row["counts"].get("env_steps", 0.0)) for row in rows if row["kind"] == "progress"]
@@ -131,7 +133,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
-    sides = {"actors of one environment": actors, "clients": outside, "clients of a bare server": bare}
+    sides: dict[str, Callable[[int, float], float]] = {
+        "actors of one environment": actors,
+        "clients": outside,
+        "clients that act by themselves": functools.partial(outside, kind="local"),
+        "clients of a bare server": bare,
+    }
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(options.repeat):
         for name, measure in sides.items():

@@ -1,7 +1,7 @@
-"""CartPole as a simulator outside, without Shoal: `python cartpole.py ws://127.0.0.1:8700 [environment|evaluator]`.
+"""CartPole as a simulator outside, without Shoal: `python cartpole.py ws://127.0.0.1:8700 [learn|local|judge]`.
 
-One that learns is a single environment. One that judges is a vector of ten: episodes of a good policy are long, and ten
-at once are judged in the time of one.
+One that learns is a single environment, and asks for every action; with `local` the policy comes here and acts here. One
+that judges is a vector of ten: episodes of a good policy are long, and ten at once are judged in the time of one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SPACES = {
 }
 
 
-def learn(url: str) -> None:
+def learn(url: str, mode: str = "central") -> None:
     simulator = gymnasium.make("CartPole-v1", disable_env_checker=True)
-    with Client(url, **SPACES) as shoal:
+    with Client(url, **SPACES, mode=mode) as shoal:
         observation, _ = simulator.reset()
         action = shoal.reset(observation)
         while True:
@@ -44,6 +44,14 @@ def judge(url: str, count: int = 10) -> None:
 
 if __name__ == "__main__":
     try:
-        {"environment": learn, "evaluator": judge}[sys.argv[2] if len(sys.argv) > 2 else "environment"](sys.argv[1])
+        match sys.argv[2:]:
+            case [] | ["learn"]:
+                learn(sys.argv[1])
+            case ["local"]:
+                learn(sys.argv[1], "local")
+            case ["judge"]:
+                judge(sys.argv[1])
+            case _:
+                sys.exit(__doc__)
     except Ended as end:
         print(end)
