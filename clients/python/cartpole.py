@@ -1,7 +1,7 @@
 """CartPole as a simulator outside, without Shoal: `python cartpole.py ws://127.0.0.1:8700 [learn|local|judge]`.
 
-One that learns is a single environment, and asks for every action; with `local` the policy comes here and acts here. One
-that judges is a vector of ten: episodes of a good policy are long, and ten at once are judged in the time of one.
+One that learns is a single environment, and asks for every action; with `local` the policy comes here and acts here.
+One that judges is a vector of ten: episodes of a good policy are long, and ten are judged in the time of one.
 """
 
 from __future__ import annotations
