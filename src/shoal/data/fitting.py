@@ -20,14 +20,14 @@ def check_fits(data: Dataset, env: EnvSpec) -> None:
         ("observations", observations, env.observation_space),
         ("actions", data.action_space, env.action_space),
     ):
-        if (difference := _difference(found, given, bounds=what == "actions")) is not None:
+        if (noticed := difference(found, given, bounds=what == "actions")) is not None:
             raise BadData(
                 f"{data.path} does not fit {env.name}: its {what} are {check.shown(found)} and the environment's "
-                f"{check.shown(given)} ({difference}). Name the environment that the data are of, or leave out --env."
+                f"{check.shown(given)} ({noticed}). Name the environment that the data are of, or leave out --env."
             )
 
 
-def _difference(one: spaces.Space[Any], other: spaces.Space[Any], bounds: bool) -> str | None:
+def difference(one: spaces.Space[Any], other: spaces.Space[Any], bounds: bool) -> str | None:
     """What a network or a policy would notice."""
     ours, theirs = tree.leaf_spaces(one, "it"), tree.leaf_spaces(other, "it")
     if ours.keys() != theirs.keys():

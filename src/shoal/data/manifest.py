@@ -87,7 +87,8 @@ def write(path: Path, manifest: Manifest) -> None:
         "moments": dict(manifest.moments),
     }
     temporary = path / f"{MANIFEST}.new"
-    with open(temporary, "w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # of who was killed, or a link
+    with open(temporary, "x", encoding="utf-8") as file:
         json.dump(record, file)
         file.flush()
         os.fsync(file.fileno())

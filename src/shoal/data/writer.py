@@ -59,17 +59,30 @@ class DatasetWriter:
             origin=origin or Origin(),
         )
         _make_folder(self.path)
-        self._open(manifest, new=True)
+        self._lock = _locked(self.path)
+        try:
+            if manifests.is_dataset(self.path):
+                raise BadData(f"{self.path} is there already: name a new folder, nothing is written over.")
+            self._open(manifest, os.O_CREAT)
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     @classmethod
     def go_on(cls, path: Path | str) -> DatasetWriter:
         """Append to a dataset that is there; what a killed writer left behind whole episodes is cut off."""
         writer = cls.__new__(cls)
         writer.path = Path(path)
-        writer._open(manifests.read(writer.path), new=False)
+        manifests.read(writer.path)  # or there is nothing to lock
+        writer._lock = _locked(writer.path)
+        try:
+            writer._open(manifests.read(writer.path))  # as who wrote until now has left it
+        except BaseException:
+            os.close(writer._lock)
+            raise
         return writer
 
-    def _open(self, manifest: Manifest, new: bool) -> None:
+    def _open(self, manifest: Manifest, create: int = 0) -> None:
         self.manifest = manifest
         self.episodes, self.rows = manifest.episodes, manifest.rows
         self._sums: dict[str, Any] = {
@@ -79,25 +92,22 @@ class DatasetWriter:
         self._record = manifest.record
         self._checks = dict(manifest.checksums)
         self._pending, self._committed = 0, time.monotonic()
+        self._files: dict[str, BinaryIO] = {}
         try:
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._files: dict[str, BinaryIO] = {}
             for name, size in ((ROWS, self.rows * self._record.itemsize), (EPISODES, self.episodes * EPISODE.itemsize)):
-                file = open(self.path / name, "wb" if new else "r+b")  # noqa: SIM115 closed with the writer
+                descriptor = os.open(self.path / name, os.O_RDWR | os.O_NOFOLLOW | create, 0o666)
+                file = self._files[name] = open(descriptor, "r+b")  # noqa: SIM115 closed with the writer
                 if file.seek(0, os.SEEK_END) < size:
                     raise BadData(f"{self.path / name} is cut short: {file.tell():,} bytes where {size:,} belong.")
                 file.truncate(size)
                 file.seek(size)
-                self._files[name] = file
             manifests.write(self.path, self.manifest)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise BadData(
-                f"{self.path} is being written by another process: wait for it, or take another folder."
-            ) from None
-        except OSError as error:
-            raise _cannot(self.path, error) from None
+        except BaseException as error:
+            for file in self._files.values():
+                file.close()
+            if isinstance(error, OSError):
+                raise _cannot(self.path, error) from None
+            raise
 
     @property
     def steps(self) -> int:
@@ -111,13 +121,15 @@ class DatasetWriter:
         entry["first"], entry["length"], entry["total"] = self.rows, len(episode), episode.total
         entry["seed"] = -1 if episode.seed is None else episode.seed
         entry["terminated"], entry["truncated"] = episode.terminated, episode.truncated
+        checks = {}
         try:
             for file, values in ((ROWS, rows), (EPISODES, entry)):
                 data = values.view(np.uint8).reshape(-1).data
                 self._files[file].write(data)
-                self._checks[file] = zlib.crc32(data, self._checks[file])
+                checks[file] = zlib.crc32(data, self._checks[file])
         except OSError as error:
             raise _cannot(self.path, error) from None
+        self._checks = checks
         steps = slice(0, len(episode))
         observed = {name: rows[name] for name in self._record.names or () if tree.is_under(name, OBSERVATION)}
         moments.add(self._sums, {**observed, ACTION: rows[ACTION][steps], REWARD: rows[REWARD][steps]})
@@ -151,7 +163,8 @@ class DatasetWriter:
     def keep(self) -> None:
         """Let go of the folder with all that was appended, or, where that cannot be, with what was committed."""
         try:
-            self.commit()
+            if self._files:
+                self.commit()
         except BadData:
             pass  # a full disk: what was committed before stays
         self.release()
@@ -164,13 +177,15 @@ class DatasetWriter:
             self.release()
 
     def release(self) -> None:
-        """Let go of the folder, with what was committed."""
-        for file in self._files.values():
+        """Let go of the folder, with what was committed. May come twice."""
+        files, self._files = self._files, {}
+        for file in files.values():
             try:
                 file.close()
             except OSError:
                 pass  # what it could not write was never committed
-        os.close(self._lock)
+        if files:
+            os.close(self._lock)
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -228,6 +243,22 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot(path, error) from None
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that keeps other writers out as long as it is open."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise _cannot(path, error) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise BadData(f"{path} is being written by another process: wait for it, or take another folder.") from None
+        raise _cannot(path, error) from None
+    return lock
 
 
 def _cannot(path: Path, error: OSError) -> BadData:

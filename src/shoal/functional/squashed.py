@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.functional.shapes import check_shapes
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_LAST = 1.0 - 2.0**-23
 
 
 class Squashed(NamedTuple):
@@ -27,6 +28,18 @@ def squashed_gaussian(*, mean: Tensor, log_std: Tensor, noise: Tensor) -> Squash
     check_shapes(mean.shape, log_std=log_std, noise=noise)
     action, log_prob = _SquashedGaussian.apply(mean, log_std, noise)  # type: ignore[no-untyped-call]
     return Squashed(action, log_prob)
+
+
+def squashed_log_prob(*, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """The log-density [B] of actions that were taken, within −1 and 1. All [B, n].
+
+    Actions that have rounded to their bounds count as the last numbers before them: tanh never gives the bounds.
+    """
+    check_shapes(mean.shape, log_std=log_std, action=action)
+    u = torch.atanh(action.clamp(-_LAST, _LAST))
+    gaussian = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - _HALF_LOG_TWO_PI
+    correction = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
+    return (gaussian - correction).sum(-1)
 
 
 class _SquashedGaussian(torch.autograd.Function):

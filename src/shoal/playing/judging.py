@@ -16,13 +16,17 @@ from shoal import tree
 from shoal.acting.actor_critic import ActorCriticPolicy
 from shoal.acting.plain_gaussian import PlainGaussianPolicy
 from shoal.acting.q import QPolicy
+from shoal.acting.squashed import SquashedGaussianPolicy
 from shoal.checkpoints.store import MANIFEST
 from shoal.config import Count, Episodes, Seed, Share, validate
 from shoal.data import Dataset, open_dataset, prepare
+from shoal.data.fitting import difference
 from shoal.envs import Environment
+from shoal.envs.check import shown
 from shoal.errors import UserError
 from shoal.functional.distributions import DiagonalGaussian
 from shoal.functional.evaluation import rank_correlation, weighted_importance_sampling
+from shoal.functional.squashed import squashed_log_prob
 from shoal.nets.weights import import_weights
 from shoal.options import Learning
 from shoal.playing.evaluation import evaluate
@@ -136,10 +140,10 @@ def _check(policy: TrainedPolicy, data: Dataset) -> None:
         ("observations", policy.observation_space, data.observation_space),
         ("actions", policy.action_space, data.manifest.native_action_space),
     ):
-        if [leaf.shape for leaf in tree.leaf_spaces(ours).values()] != [
-            leaf.shape for leaf in tree.leaf_spaces(theirs).values()
-        ]:
-            raise UserError(f"The policy of {policy.run} has the {what} {ours}, and {data.path} has {theirs}.")
+        if (noticed := difference(ours, theirs, bounds=what == "actions")) is not None:
+            raise UserError(
+                f"The policy of {policy.run} has the {what} {shown(ours)}, and {data.path} has {shown(theirs)} ({noticed})."
+            )
 
 
 def _pieces(data: Dataset) -> list[slice]:
@@ -171,7 +175,7 @@ def _importance(
         return None, None, "the data have no log-probabilities of who acted"
     density = _density(policy.greedy)
     if density is None:
-        return None, None, "a deterministic policy has no density for continuous actions"
+        return None, None, f"the policy of {policy.algorithm} draws nothing: it has no density for continuous actions"
     logs = []
     with torch.inference_mode():
         for rows in _pieces(data):
@@ -212,6 +216,15 @@ def _density(policy: Any) -> Callable[[Any, Tensor], Tensor] | None:
             return gaussian.log_prob(parameters, action)
 
         return of_gaussian
+    if isinstance(policy, SquashedGaussianPolicy):
+
+        def of_squashed(observation: Any, action: Tensor) -> Tensor:
+            units, networks = policy.network.actor.units, policy.network
+            mean, log_std = networks.actor(networks.see(observation))
+            log_prob = squashed_log_prob(mean=mean, log_std=log_std, action=units.to_units(action))
+            return log_prob - units.half_width.log().sum()
+
+        return of_squashed
     if isinstance(policy, QPolicy):
         _settle(policy)
 

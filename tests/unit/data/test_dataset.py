@@ -3,6 +3,8 @@ episodes."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from shoal.cli.main import main
 from shoal.data import BadData, Dataset, DatasetWriter, Episode, Items, episode, gather
+from shoal.data.exporting import export
 from shoal.data.manifest import EPISODES, MANIFEST, ROWS
 from shoal.replay import Fifo, Replay, Table, Writer, n_step, sequence
 from shoal.types import Array
@@ -162,6 +166,94 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     writer.append(made(3))
     writer.close()
     DatasetWriter.go_on(tmp_path / "data").close()
+
+
+def test_who_goes_on_loses_nothing_of_who_wrote_until_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "data", (3,))
+    lock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:  # another one writes before we have the lock
+        monkeypatch.setattr(fcntl, "flock", lock)
+        with DatasetWriter.go_on(tmp_path / "data") as other:
+            other.append(made(4, 1))
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with DatasetWriter.go_on(tmp_path / "data") as writer:
+        writer.append(made(5, 2))
+    assert Dataset(tmp_path / "data").lengths.tolist() == [3, 4, 5]
+
+
+def test_two_who_begin_the_same_dataset_do_not_write_over_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        other = DatasetWriter.__new__(DatasetWriter)
+        monkeypatch.setattr("shoal.data.writer.check_new", lambda path: None)  # it looked when nothing was there
+        other.__init__(tmp_path / "data", BOX, ACTIONS)  # type: ignore[misc]
+        other.append(made(4, 1))
+        other.close()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(BadData, match="is there already"):
+        DatasetWriter(tmp_path / "data", BOX, ACTIONS)
+    assert Dataset(tmp_path / "data").lengths.tolist() == [4]
+
+
+def test_an_episode_that_did_not_fit_on_the_disk_leaves_those_before_it_whole(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path / "data", BOX, ACTIONS)
+    writer.append(made(3, 0))
+    file = writer._files[EPISODES]
+    writer._files[EPISODES] = Full()  # type: ignore[assignment]
+    with pytest.raises(BadData, match="the disk is full"):
+        writer.append(made(4, 1))
+    writer._files[EPISODES] = file
+    writer.close()
+    data = Dataset(tmp_path / "data")
+    data.verify()
+    assert data.lengths.tolist() == [3]
+
+
+def test_an_import_whose_last_commit_fails_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(write(tmp_path / "data"), str(tmp_path / "logs.npz"))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    commits = iter([os.fsync, os.fsync])  # the manifest of the beginning, and its folder
+    monkeypatch.setattr(os, "fsync", lambda descriptor: next(commits, full)(descriptor))
+    assert main(["data", "import", str(tmp_path / "logs.npz"), "--output", str(tmp_path / "again")]) == 2
+    assert "again cannot be written: the disk is full." in capsys.readouterr().err
+
+
+def test_links_in_a_dataset_are_not_written_through(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for name in ("writing", f"{MANIFEST}.new", ROWS):
+        there = tmp_path / "data" / name
+        there.unlink(missing_ok=True)
+        there.symlink_to(precious)
+        if name == f"{MANIFEST}.new":
+            DatasetWriter.go_on(tmp_path / "data").close()
+        else:
+            with pytest.raises(BadData, match="cannot be written: Too many levels of symbolic links"):
+                DatasetWriter.go_on(tmp_path / "data")
+        assert precious.read_text() == "precious"
+        there.unlink(missing_ok=True)
+
+
+class Full:
+    """A file on a disk without space."""
+
+    def write(self, data: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(

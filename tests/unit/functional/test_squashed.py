@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from shoal.functional.squashed import squashed_gaussian
+from shoal.functional.squashed import squashed_gaussian, squashed_log_prob
 
 
 def parameters(seed: int = 0, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -21,6 +21,14 @@ def test_log_densities_are_those_of_a_transformed_distribution() -> None:
     transformed = TransformedDistribution(Normal(mean, log_std.exp()), [TanhTransform(cache_size=1)])
     torch.testing.assert_close(log_prob, Independent(transformed, 1).log_prob(action), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(action, torch.tanh(mean + log_std.exp() * noise))
+
+
+def test_the_density_of_an_action_is_that_of_the_draw_that_gave_it() -> None:
+    mean, log_std, noise = parameters(2)
+    action, log_prob = squashed_gaussian(mean=mean, log_std=log_std, noise=noise)
+    torch.testing.assert_close(squashed_log_prob(mean=mean, log_std=log_std, action=action), log_prob)
+    at_the_bound = squashed_log_prob(mean=mean, log_std=log_std, action=torch.ones_like(mean))
+    assert torch.isfinite(at_the_bound).all()
 
 
 def test_a_density_far_outside_stays_finite_and_right_where_tanh_rounds_to_one() -> None:

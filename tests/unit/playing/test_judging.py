@@ -100,18 +100,26 @@ def test_importance_sampling_of_who_acted_itself_is_the_datas_own_value(tmp_path
     assert found.effective == pytest.approx(found.episodes, rel=1e-3)
 
 
-@pytest.mark.parametrize(("algorithm", "has"), [("iql", True), ("td3_bc", False)])
-def test_a_deterministic_policy_has_no_density_for_continuous_actions(
-    algorithm: str, has: bool, tmp_path: Path
+@pytest.mark.parametrize(("algorithm", "reach"), [("iql", 40.0), ("sac", 2.0), ("cql", 2.0)])
+def test_the_density_of_what_draws_continuous_actions_integrates_to_one(
+    algorithm: str, reach: float, tmp_path: Path
 ) -> None:
-    policy = shoal.load(saved_run(tmp_path / "run", algorithm, env="Pendulum-v1"))
-    density = _density(policy.greedy)
-    assert (density is not None) == has
-    if density is not None:  # it is one: it integrates to 1 over all actions
-        points = torch.linspace(-40.0, 40.0, 8001).unsqueeze(1)
-        with torch.inference_mode():
-            total = density(torch.zeros(8001, 3), points).exp().sum() * 0.01
-        assert float(total) == pytest.approx(1.0, abs=0.02)
+    density = _density(shoal.load(saved_run(tmp_path / "run", algorithm, env="Pendulum-v1")).greedy)
+    assert density is not None
+    points = torch.linspace(-reach, reach, 80_001)[:-1].unsqueeze(1) + reach / 80_000  # the middles of small parts
+    with torch.inference_mode():
+        total = density(torch.zeros(80_000, 3), points).exp().sum() * reach / 40_000
+    assert float(total) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_deterministic_policy_has_no_density_and_that_is_said(tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", "td3_bc", env="Pendulum-v1")
+    space = open_dataset(dataset("Pendulum-v1"))
+    with DatasetWriter(tmp_path / "data", space.observation_space, space.action_space, log_probs=True) as writer:
+        writer.append(episode(np.zeros((3, 3)), np.zeros((2, 1)), [0.0, 1.0], terminated=True, log_probs=[0.0, 0.0]))
+    found = judge(run, str(tmp_path / "data"), updates=1, episodes=1)
+    assert found.importance is None
+    assert found.why_no_importance == "the policy of td3_bc draws nothing: it has no density for continuous actions"
 
 
 def test_a_memory_cannot_be_judged(tmp_path: Path) -> None:
@@ -124,6 +132,11 @@ def test_data_of_another_task_are_refused(tmp_path: Path) -> None:
     run = saved_run(tmp_path / "run", "bc", env="CartPole-v1")
     with pytest.raises(UserError, match="has the observations"):
         judge(run, dataset("Pendulum-v1"))
+    three = spaces.Discrete(3)
+    with DatasetWriter(tmp_path / "data", spaces.Box(-1.0, 1.0, (4,)), three) as writer:
+        writer.append(episode(np.zeros((3, 4)), [2, 2], [0.0, 1.0], terminated=True))
+    with pytest.raises(UserError, match="another number of choices"):
+        judge(run, str(tmp_path / "data"))
 
 
 @pytest.mark.parametrize(
