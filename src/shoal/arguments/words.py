@@ -82,7 +82,7 @@ class Option:
 
     field: str
     owner: type[Any]  # the dataclass that is asked for it
-    group: type[Any]  # the one that declares it, from which the other inherits
+    group: type[Any]  # the one that declares it first, from which the other inherits
     kind: Any  # bool, int, float, str, or the choices as a tuple of strings
     many: bool  # takes any number of words
     text: str
@@ -99,6 +99,8 @@ def options_of(owner: type[Any]) -> list[Option]:
     for field in dataclasses.fields(owner):
         kind, many = _kind(plain_type(hints[field.name]))
         group = next(base for base in owner.__mro__ if field.name in inspect.get_annotations(base))
+        if group is not owner:  # a group that says it anew, as with another default, takes it from where it belongs
+            group = [base for base in group.__mro__ if field.name in inspect.get_annotations(base)][-1]
         found.append(Option(field.name, owner, group, kind, many, texts.get(field.name, "")))
     return found
 

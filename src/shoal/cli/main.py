@@ -53,6 +53,7 @@ Data to learn from (DATASET is a folder)
   data import SOURCE         Minari, Parquet, .npz or a function of yours, once
   data show DATASET          what is in it
   data check DATASET         whether it is what it says
+  data export DATASET        as Minari, Parquet or .npz
 
 Use what was trained
   eval RUN                   play fresh episodes
@@ -65,6 +66,7 @@ Use what was trained
 Measure and prove
   bench throughput ALGORITHM steps per second of the same program
   bench limits ALGORITHM     what this machine allows, part by part
+  bench update ALGORITHM     where the time of an update goes
   bench replay               items per second of the replay service
   bench checkpoints          what checkpoints cost a learner
   verify ALGORITHM           that a killed run resumes to the last bit

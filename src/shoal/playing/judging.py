@@ -142,7 +142,8 @@ def _check(policy: TrainedPolicy, data: Dataset) -> None:
     ):
         if (noticed := difference(ours, theirs, bounds=what == "actions")) is not None:
             raise UserError(
-                f"The policy of {policy.run} has the {what} {shown(ours)}, and {data.path} has {shown(theirs)} ({noticed})."
+                f"The policy of {policy.run} has the {what} {shown(ours)}, and {data.path} has {shown(theirs)} "
+                f"({noticed})."
             )
 
 

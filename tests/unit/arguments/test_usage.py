@@ -50,6 +50,12 @@ def test_help_shows_the_values_that_would_be_used_under_their_groups() -> None:
     assert "  --[no-]plain            said below it [on]" in text
 
 
+@pytest.mark.parametrize("name", ["sac", "iql", "bc", "ppo"])
+def test_the_environment_stands_where_it_is_acted_whoever_has_another_default_for_it(name: str) -> None:
+    text = help_text("shoal x", "", [registry.load(name).Config()])
+    assert "Who acts, and where\n  --env NAME " in text
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_every_option_of_every_algorithm_is_explained_in_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
