@@ -114,11 +114,13 @@ def to_rows(episode: Episode, record: np.dtype[Any], action_space: spaces.Space[
         if values.shape != (count, *field.shape[1:]):
             values = _reshaped(values, (count, *field.shape[1:]), column, name, length)
         _check_kind(values, field.dtype, column, name)
-        if column != LOG_PROB and values.dtype.kind == "f" and not np.isfinite(values).all():
-            step = int(np.flatnonzero(~np.isfinite(values).reshape(count, -1).all(1))[0])
-            raise BadData(f"{name} has a {column} at step {step} that is not finite: mend it or leave the episode out.")
         with np.errstate(over="ignore"):
             field[:count] = values
+        stored = field[:count]
+        known = np.isfinite(stored) if column != LOG_PROB else ~np.isinf(stored)  # NaN: nobody knows it
+        if not known.all():  # as it comes, or as float32
+            step = int(np.flatnonzero(~known.reshape(count, -1).all(1))[0])
+            raise BadData(f"{name} has a {column} at step {step} that is not finite: mend it or leave the episode out.")
     unknown = [column for column in episode.observations if column not in (record.names or ())]
     if unknown:
         raise BadData(f"{name} has the column {unknown[0]!r}, which its space does not have.")

@@ -16,6 +16,8 @@ from shoal import tree
 from shoal.data.episodes import OBSERVATION, BadData, Episode
 from shoal.types import Array
 
+MOST_CHOICES = 1 << 20  # that are believed without an environment that says so
+
 
 @dataclass(frozen=True)
 class SpacePair:
@@ -46,15 +48,34 @@ def fingerprint_of(*files: Path) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
 
+def check_regular(*files: Path) -> None:
+    """BadData for a pipe, which would be waited for, and for what never ends; what is not there is found later."""
+    for file in files:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise BadData(f"{file} is no regular file: data are read from files.")
+
+
+def flags(values: Array, name: str, column: str) -> Array:
+    """A column that says where episodes end: bool [N]."""
+    flat = values.reshape(-1)
+    if len(flat) != len(values) or flat.dtype.kind not in "biuf" or not np.isin(flat, (0, 1)).all():
+        raise BadData(f"{name}: {column!r} must be true or false, or 1 or 0, once for each step.")
+    return flat.astype(bool)
+
+
 def infer_spaces(found: Foreign, first: Episode) -> SpacePair:
     """Spaces for data that say nothing of theirs: numbers without bounds, bytes as images, and actions from their
     range; what was assumed is noted."""
     leaves = {name: _observation_space(name, array) for name, array in first.observations.items()}
     observation = leaves.get(OBSERVATION) or _nested(tree.unflatten(leaves, OBSERVATION))
+    if first.actions.dtype.kind not in "iubf":
+        raise BadData(f"{found.name} has actions of the type {first.actions.dtype}: numbers are needed.")
     low, high = _range(first.actions) if found.action_range is None else found.action_range()
     action: spaces.Space[Any]
     if first.actions.dtype.kind in "iub":
         n = int(high.max()) + 1
+        if n > MOST_CHOICES:
+            raise BadData(f"{found.name} has the action {n - 1:,}: give --env, if there are so many.")
         if first.actions.reshape(len(first.actions), -1).shape[1] > 1:
             action = spaces.MultiDiscrete(high.reshape(-1).astype(np.int64) + 1)
         else:
@@ -94,6 +115,11 @@ def _nested(parts: Any) -> spaces.Space[Any]:
     return space
 
 
+def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Names of their parts, and shapes."""
+    return ", ".join(f"{key.removeprefix(OBSERVATION) or 'the shape'} {list(shape)}" for key, shape in shapes.items())
+
+
 def cut_steps(
     name: str,
     observations: Mapping[str, Array],
@@ -107,6 +133,9 @@ def cut_steps(
     """An episode of rows that each have an observation, and perhaps the one that follows; where the final one is not
     known, the last step of an episode that was cut serves as it, and None is left of an episode of one step."""
     if following is not None:
+        shapes = [{key: array.shape[1:] for key, array in part.items()} for part in (observations, following)]
+        if shapes[0] != shapes[1]:
+            raise BadData(f"{name} has observations of {_shown(shapes[0])}, and following ones of {_shown(shapes[1])}.")
         whole = {key: np.concatenate([array, following[key][-1:]]) for key, array in observations.items()}
         return Episode(whole, actions, rewards, terminated, truncated, log_probs)
     if terminated:  # what follows is worth nothing, whatever it looks like

@@ -32,6 +32,8 @@ FORMS = (
 
 def recognise(name: str) -> Foreign:
     """What a name means that is no dataset of ours."""
+    if not name:
+        raise BadData(f"There is no dataset without a name: {FORMS}.")
     path = Path(name)
     try:
         if path.suffix == ".npz" and path.exists():

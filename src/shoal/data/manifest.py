@@ -126,7 +126,7 @@ def read(path: Path) -> Manifest:
 
 def _from_record(record: Mapping[str, Any]) -> Manifest:
     observation, action, native = (
-        _space(record[name]) for name in ("observation_space", "action_space", "native_action_space")
+        space_of(record[name]) for name in ("observation_space", "action_space", "native_action_space")
     )
     origin = record["origin"]
     manifest = Manifest(
@@ -151,7 +151,7 @@ def _from_record(record: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-def _space(record: Any) -> spaces.Space[Any]:
+def space_of(record: Any) -> spaces.Space[Any]:
     """A space, unless it would not even fit into memory."""
     parts = [record]
     while parts:

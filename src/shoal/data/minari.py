@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.data.dataset import Dataset
 from shoal.data.episodes import BadData, Episode, episode, nested
-from shoal.data.foreign import Foreign, SpacePair, fingerprint_of
+from shoal.data.foreign import Foreign, SpacePair, check_regular, fingerprint_of
 from shoal.data.npz import native_start
 
 PREFIX = "minari:"
@@ -67,7 +67,7 @@ def read(name: str, folder: Path) -> Foreign:
         metadata = json.loads((folder / METADATA).read_bytes())
     except OSError as error:
         raise BadData(f"{folder / METADATA} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (RecursionError, ValueError):
         raise BadData(f"{folder / METADATA} is damaged: it is no JSON.") from None
     if not isinstance(metadata, dict):
         raise BadData(f"{folder / METADATA} is damaged: it is no table.")
@@ -76,6 +76,7 @@ def read(name: str, folder: Path) -> Foreign:
             f"{name} does not tell its spaces, and Minari would make the environment that the file names to find out: "
             "that is not done. Make it anew with a newer Minari."
         )
+    check_regular(*folder.rglob("*"))
     minari = _minari()
     version = str(metadata.get("minari_version", "unknown"))
     if version not in minari.supported_dataset_versions:
@@ -121,7 +122,7 @@ def _environment(metadata: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         spec = json.loads(metadata["env_spec"])
         options = {key: value for key, value in spec.get("kwargs", {}).items() if isinstance(value, str | int | float)}
         return str(spec["id"]), options
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return "", {}
 
 

@@ -8,7 +8,6 @@ whole, array by array.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ import numpy as np
 from shoal import tree
 from shoal.data.dataset import Dataset
 from shoal.data.episodes import OBSERVATION, BadData, Episode
-from shoal.data.foreign import Foreign, SpacePair, cut_steps, fingerprint_of
-from shoal.envs.space_records import from_record, to_record
+from shoal.data.foreign import Foreign, SpacePair, check_regular, cut_steps, fingerprint_of, flags
+from shoal.data.manifest import space_of
+from shoal.envs.space_records import to_record
 from shoal.types import Array, Columns
 
 SPACES = "shoal_spaces"  # JSON as bytes, in files that were exported from here
@@ -27,12 +27,13 @@ _LOG_PROBS = ("log_probs", "infos/action_log_probs")
 
 
 def read(path: Path) -> Foreign:
+    check_regular(path)
     try:
         file = np.load(path, allow_pickle=False)
         names = set(file.files)
     except OSError as error:
         raise BadData(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError):
+    except Exception:  # whatever zipfile and numpy raise for what is none
         raise BadData(
             f"{path} is no .npz file, or is cut short, or holds pickled objects, which are never read."
         ) from None
@@ -67,7 +68,9 @@ class _Reader:
             if array.ndim < 1 or array.dtype.kind not in "biuf":
                 raise ValueError(name)
             return array
-        except (ValueError, zipfile.BadZipFile, EOFError, OSError):
+        except MemoryError:
+            raise BadData(f"{self._path}: {name!r} says that it is larger than the memory that there is.") from None
+        except Exception:  # whatever zipfile, its compressions and numpy raise for what is damaged
             raise BadData(f"{self._path} is damaged: {name!r} cannot be read, or holds pickled objects.") from None
 
     def spaces(self) -> SpacePair | None:
@@ -75,8 +78,8 @@ class _Reader:
             return None
         try:
             record = json.loads(self._array(SPACES).tobytes())
-            return SpacePair(from_record(record["observation"]), from_record(record["action"]))
-        except (ValueError, KeyError, TypeError):
+            return SpacePair(space_of(record["observation"]), space_of(record["action"]))
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
             raise BadData(f"{self._path} is damaged: its spaces cannot be read.") from None
 
     def action_range(self) -> tuple[Array, Array]:
@@ -96,12 +99,14 @@ class _Reader:
         observations, following = self._observations("observations"), self._observations("next_observations") or None
         chances = next((self._array(name) for name in _LOG_PROBS if name in names), None)
         count = len(columns["rewards"])
-        for name, array in {**columns, **observations, **(following or {})}.items():
+        others = {f"next_{name}": array for name, array in (following or {}).items()}
+        others |= {} if chances is None else {"log_probs": chances}
+        for name, array in {**columns, **observations, **others}.items():
             if len(array) != count:
                 raise BadData(f"{path} has {count:,} rewards and {len(array):,} of {name!r}: all must be as many.")
         if not count:
             raise BadData(f"{path} has no step: there is nothing to learn from.")
-        ended = columns["terminals"].astype(bool).reshape(-1), columns["timeouts"].astype(bool).reshape(-1)
+        ended = [flags(columns[name], str(path), name) for name in ("terminals", "timeouts")]
         ends = np.flatnonzero(ended[0] | ended[1])
         if not len(ends):
             raise BadData(

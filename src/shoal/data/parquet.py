@@ -17,6 +17,7 @@ same. Files are read in the order of their names.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ import numpy as np
 from shoal import tree
 from shoal.data.dataset import Dataset
 from shoal.data.episodes import OBSERVATION, BadData, Episode
-from shoal.data.foreign import Foreign, SpacePair, cut_steps, fingerprint_of
+from shoal.data.foreign import Foreign, SpacePair, check_regular, cut_steps, fingerprint_of, flags
+from shoal.data.manifest import space_of
 from shoal.data.npz import native_start
-from shoal.envs.space_records import from_record, to_record
+from shoal.envs.space_records import to_record
 from shoal.types import Array, Columns
 
 METADATA = b"shoal"  # of a file's schema, in files that were exported from here: spaces and shapes
@@ -61,6 +63,7 @@ def files_of(path: Path) -> list[Path]:
 
 def read(path: Path) -> Foreign:
     arrow, files = _arrow(), files_of(path)
+    check_regular(*files)
     try:
         schema = arrow.parquet.read_schema(files[0])
         spaces, shapes, env = _told(schema.metadata or {}, path)
@@ -95,10 +98,10 @@ def _told(metadata: Mapping[bytes, bytes], path: Path) -> tuple[SpacePair | None
         return None, {}, ""
     try:
         record = json.loads(metadata[METADATA])
-        pair = SpacePair(from_record(record["observation"]), from_record(record["action"]))
+        pair = SpacePair(space_of(record["observation"]), space_of(record["action"]))
         shapes = {str(name): [int(size) for size in shape] for name, shape in record["shapes"].items()}
         return pair, shapes, str(record.get("env", ""))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise BadData(f"{path} is damaged: its spaces cannot be read.") from None
 
 
@@ -109,12 +112,15 @@ def _one_line(error: BaseException) -> str:
 class _Reader:
     def __init__(self, path: Path, files: list[Path], shapes: Mapping[str, list[int]], notes: list[str]) -> None:
         self._path, self._files, self._shapes, self._notes = path, files, shapes, notes
+        self._names: set[str] = set()
 
     def _batches(self, only: str | None = None) -> Iterator[tuple[Path, Columns]]:
         arrow = _arrow()
         for file in self._files:
             try:
-                with arrow.parquet.ParquetFile(file) as opened:
+                with arrow.parquet.ParquetFile(file, page_checksum_verification=True) as opened:
+                    names = [ALIASES.get(name, name) for name in opened.schema_arrow.names]
+                    self._check_names(file, names)
                     wanted = None
                     if only is not None:
                         wanted = [name for name in opened.schema_arrow.names if ALIASES.get(name, name) == only]
@@ -124,6 +130,15 @@ class _Reader:
                 raise BadData(f"{file} cannot be read: {error.strerror or _one_line(error)}.") from None
             except arrow.ArrowException as error:
                 raise BadData(f"{file} is no Parquet file, or is cut short: {_one_line(error)}.") from None
+
+    def _check_names(self, file: Path, names: list[str]) -> None:
+        """Every file has the columns of the first, each once."""
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise BadData(f"{file} has the column {twice!r} twice, perhaps under RLlib's name for it: leave one out.")
+        self._names = self._names or set(names)
+        if missing := sorted(self._names - set(names)):
+            raise BadData(f"{file} lacks the column {missing[0]!r}, which {self._files[0]} has.")
 
     def _array(self, batch: Any, name: str) -> Array:
         """A column as an array; lists, however deep, all of the same length."""
@@ -141,8 +156,14 @@ class _Reader:
         if column.null_count:
             raise BadData(f"{self._path}: the column {name!r} has gaps: fill them or leave those rows out.")
         array: Array = column.to_numpy(zero_copy_only=False).reshape(shape)
+        if known == "episode" and (array.ndim > 1 or (array.dtype.kind == "f" and np.isnan(array).any())):
+            raise BadData(f"{self._path}: the column {name!r} must be a number or a name in every row.")
         told = self._shapes.get(known)
-        return array.reshape(len(batch), *told) if told is not None and len(batch) else array
+        if told is None or not len(batch):
+            return array
+        if math.prod(told) * len(batch) != array.size:
+            raise BadData(f"{self._path} is damaged: {known!r} has not the shape {told} that it says.")
+        return array.reshape(len(batch), *told)
 
     def action_range(self) -> tuple[Array, Array]:
         low = high = None
@@ -174,9 +195,7 @@ class _Reader:
                 if not parts:
                     current = ids[begin]
                     if current in seen:
-                        raise BadData(
-                            f"{file}: the steps of episode {current!r} do not follow each other: sort by both."
-                        )
+                        raise BadData(f"{file}: the steps of episode {current} do not follow each other: sort by both.")
                     seen.add(current)
                 parts.append({name: array[begin:end] for name, array in columns.items()})
         if parts:
@@ -194,8 +213,10 @@ class _Reader:
 
     def _finished(self, parts: list[Columns]) -> Iterator[Episode]:
         rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        ended = rows["terminated"].astype(bool).reshape(-1)
-        cut = rows["truncated"].astype(bool).reshape(-1) if "truncated" in rows else np.zeros(len(ended), bool)
+        ended = flags(rows["terminated"], str(self._path), "terminated")
+        cut = np.zeros(len(ended), bool)
+        if "truncated" in rows:
+            cut = flags(rows["truncated"], str(self._path), "truncated")
         early = np.flatnonzero((ended | cut)[:-1])
         if len(early):
             raise BadData(
@@ -250,7 +271,7 @@ def write(data: Dataset, path: Path) -> None:
                 end += 1
             table = _table(arrow, data, begin, end, names).replace_schema_metadata({METADATA: json.dumps(record)})
             temporary = path / f"part-{number:05d}.new"
-            arrow.parquet.write_table(table, temporary)
+            arrow.parquet.write_table(table, temporary, write_page_checksum=True)
             temporary.rename(path / f"part-{number:05d}.parquet")
             begin, number = end, number + 1
     except FileExistsError:

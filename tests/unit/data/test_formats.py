@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,7 +240,125 @@ def _half_minari(path: Path) -> str:
     return "own/test-v0"
 
 
+def _zip(path: Path, name: str, data: bytes, method: int = zipfile.ZIP_STORED) -> str:
+    """D4RL's layout, with these bytes in the place of one array."""
+    whole = d4rl(path / "whole.npz")
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(path / "x.npz", "w", method) as new:
+        for each in old.namelist():
+            new.writestr(each, data if each == f"{name}.npy" else old.read(each))
+        if f"{name}.npy" not in old.namelist():
+            new.writestr(f"{name}.npy", data)
+    return str(path / "x.npz")
+
+
+def _header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+def _changed(path: Path, mark: bytes, place: int, value: int, below: bytes, below_place: int) -> str:
+    """A byte of every entry of the file's directory, and of what stands before each array."""
+    data = bytearray(d4rl(path / "x.npz").read_bytes())
+    for found, offset in ((mark, place), (below, below_place)):
+        at = data.find(found)
+        while at >= 0:
+            data[at + offset] = value
+            at = data.find(found, at + 4)
+    (path / "x.npz").write_bytes(data)
+    return str(path / "x.npz")
+
+
+def _squeezed(path: Path) -> str:
+    """Compressed, and then damaged in the middle."""
+    name = _zip(path, "rewards", np.zeros(2_000).tobytes(), zipfile.ZIP_DEFLATED)
+    data = bytearray(Path(name).read_bytes())
+    with zipfile.ZipFile(name) as file:
+        at = file.getinfo("rewards.npy").header_offset + 30 + len("rewards.npy")
+    data[at : at + 8] = b"\xff" * 8
+    Path(name).write_bytes(data)
+    return name
+
+
+def _pipe(path: Path, name: str) -> str:
+    os.mkfifo(path / name)
+    return str(path / name if name.endswith("npz") else path)
+
+
+def _columns(**changes: Any) -> Any:
+    def make(path: Path) -> str:
+        steps: dict[str, Any] = {"episode": [0] * 4 + [1] * 4, "observation": [[0.0, 1.0]] * 8, "action": [0, 1] * 4}
+        steps |= {"reward": [1.0] * 8, "terminated": [False, False, False, True] * 2} | changes
+        (path / "p").mkdir()
+        table = pyarrow.table({name: column for name, column in steps.items() if name != "metadata"})
+        if "metadata" in steps:
+            table = table.replace_schema_metadata({b"shoal": steps["metadata"]})
+        pyarrow.parquet.write_table(table, path / "p" / "a.parquet")
+        return str(path / "p")
+
+    return make
+
+
+def _another_file(path: Path) -> str:
+    _columns()(path)
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1]}), path / "p" / "b.parquet")
+    return str(path / "p")
+
+
+def _bit_lost(path: Path) -> str:
+    """One of our own files of Parquet, with another number in it."""
+    export(write(path / "d"), str(path / "p"))
+    file = path / "p" / "part-00000.parquet"
+    data = bytearray(file.read_bytes())
+    column = pyarrow.parquet.read_metadata(file).row_group(0).column(0)
+    data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    file.write_bytes(data)
+    return str(path / "p")
+
+
+def _minari_pipe(path: Path) -> str:
+    folder = export(write(path / "d"), "minari:own/test-v0") / "data"
+    (folder / "main_data.hdf5").unlink()
+    os.mkfifo(folder / "main_data.hdf5")
+    return "own/test-v0"
+
+
+def _minari_deep(path: Path) -> str:
+    folder = export(write(path / "d"), "minari:own/test-v0") / "data"
+    (folder / "metadata.json").write_text("[" * 100_000)
+    return "own/test-v0"
+
+
+HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }\n"
+ENDLESS = {"kind": "box", "shape": [10**11], "dtype": "float32", "low": -1.0, "high": 1.0}
+WIDE = json.dumps({"observation": ENDLESS, "action": ENDLESS, "shapes": {}}).encode()
 BAD = {
+    "more than memory": (lambda p: _zip(p, "observations", _header(HUGE)), "larger than the memory that there is"),
+    "a header without end": (lambda p: _zip(p, "rewards", _header("{'descr': " + "(" * 900 + ", }\n")), "'rewards' cannot be read"),  # noqa: E501
+    "encrypted": (lambda p: _changed(p, b"PK\x01\x02", 8, 1, b"PK\x03\x04", 6), "cannot be read, or holds pickled"),
+    "another compression": (lambda p: _changed(p, b"PK\x01\x02", 10, 99, b"PK\x03\x04", 8), "cannot be read, or holds"),
+    "damaged and compressed": (_squeezed, "'rewards' cannot be read"),
+    "a pipe": (lambda p: _pipe(p, "x.npz"), "x.npz is no regular file"),
+    "a pipe of columns": (lambda p: _pipe(p, "x.parquet"), "x.parquet is no regular file"),
+    "a pipe of Minari's": (_minari_pipe, "main_data.hdf5 is no regular file"),
+    "deep metadata": (_minari_deep, "metadata.json is damaged: it is no JSON"),
+    "two flags for each step": (lambda p: str(d4rl(p / "x.npz", terminals=np.zeros((12, 2)))), "'terminals' must be true or"),  # noqa: E501
+    "NaN for a flag": (lambda p: str(d4rl(p / "x.npz", terminals=np.full(12, np.nan))), "'terminals' must be true or"),
+    "what follows of another shape": (lambda p: str(d4rl(p / "x.npz", next_observations=np.zeros((12, 7)))), "and following ones of the shape [7]"),  # noqa: E501
+    "too few log-probabilities": (lambda p: str(d4rl(p / "x.npz", log_probs=np.zeros(3))), "12 rewards and 3 of 'log_probs'"),  # noqa: E501
+    "an endless log-probability": (lambda p: str(d4rl(p / "x.npz", log_probs=np.full(12, -np.inf))), "has a log_prob at step 0 that is not finite"),  # noqa: E501
+    "beyond float32": (lambda p: str(d4rl(p / "x.npz", rewards=np.full(12, 1e300))), "has a reward at step 0 that is not finite"),  # noqa: E501
+    "spaces beyond memory": (lambda p: str(d4rl(p / "x.npz", shoal_spaces=np.frombuffer(WIDE, np.uint8))), "its spaces cannot be read"),  # noqa: E501
+    "deep spaces": (lambda p: str(d4rl(p / "x.npz", shoal_spaces=np.frombuffer(b"[" * 100_000, np.uint8))), "its spaces cannot be read"),  # noqa: E501
+    "no name": (lambda p: "", "There is no dataset without a name"),
+    "actions of words": (_columns(action=["left"] * 8), "actions of the type object"),
+    "an action beyond belief": (_columns(action=[2**62] * 8), "give --env, if there are so many"),
+    "episodes of lists": (_columns(episode=[[1]] * 8), "'episode' must be a number or a name"),
+    "episodes of NaN": (_columns(episode=[float("nan")] * 8), "'episode' must be a number or a name"),
+    "columns that follow of another shape": (_columns(next_observation=[[1.0]] * 8), "and following ones of the shape [1]"),  # noqa: E501
+    "a column twice": (_columns(obs=[[1.0]] * 8), "has the column 'observation' twice"),
+    "another shape than is said": (_columns(metadata=json.dumps({"observation": {"kind": "discrete", "n": 3, "start": 0, "dtype": "int64"}, "action": {"kind": "discrete", "n": 2, "start": 0, "dtype": "int64"}, "shapes": {"observation": [99]}}).encode()), "is damaged"),  # noqa: E501
+    "deep columns": (_columns(metadata=b"[" * 50_000), "its spaces cannot be read"),
+    "another file": (_another_file, "b.parquet lacks the column 'action'"),
+    "a bit lost": (_bit_lost, "could not verify page integrity"),
     "empty": (lambda p: str(d4rl(p / "x.npz", **dict.fromkeys(("observations", "actions"), np.zeros((0, 1))), rewards=np.zeros(0), terminals=np.zeros(0), timeouts=None)), "has no step"),  # noqa: E501
     "no ends": (lambda p: str(d4rl(p / "x.npz", terminals=np.zeros(12), timeouts=None)), "has no end"),
     "NaN": (lambda p: str(d4rl(p / "x.npz", rewards=np.full(12, np.nan))), "has a reward at step 0 that is not finite"),

@@ -92,6 +92,7 @@ def _import(words: Sequence[str]) -> int:
     options, (source,) = parse(words, "shoal data import", description, ImportOptions, "SOURCE")
     if options.output is None:
         raise UserError("shoal data import needs --output: a new folder for the dataset.")
+    _check_options(options)
     from shoal.data import open_dataset
     from shoal.data.importing import import_dataset
     from shoal.experiment.environments import spaces_of
@@ -105,9 +106,15 @@ def _import(words: Sequence[str]) -> int:
     return OK
 
 
+def _check_options(options: ImportOptions | CheckOptions) -> None:
+    if options.env is None and options.env_options:
+        raise UserError("--env-option is of the environment that --env names: give both.")
+
+
 def _check(words: Sequence[str]) -> int:
     description = "Look at every row of a dataset, and with --env play episodes again with their seeds and actions."
     options, (source,) = parse(words, "shoal data check", description, CheckOptions, "DATASET")
+    _check_options(options)
     from shoal.data import open_dataset
     from shoal.data.checking import check
     from shoal.data.fitting import check_fits
