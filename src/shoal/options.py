@@ -24,6 +24,8 @@ from shoal.config import (
     Whole,
     Widths,
     config,
+    given,
+    option,
 )
 from shoal.errors import UserError
 from shoal.types import EXTERNAL, NO_ENV
@@ -108,6 +110,11 @@ class Outside(Acting):
             )
         if self.env != EXTERNAL and self.listen is not None:
             raise UserError("--listen is for environments that are outside: give --env external, or leave it out.")
+        of_clients = {"spaces": self.spaces, "token_file": self.token_file}
+        of_clients |= {"tls_certificate": self.tls_certificate, "tls_key": self.tls_key}
+        for name, value in of_clients.items():
+            if self.env != EXTERNAL and value is not None:
+                raise UserError(f"{option(name)} is for environments that are outside (--env external): leave it out.")
 
 
 @config()
@@ -574,6 +581,14 @@ class Online(OffPolicy, DataShare):
     def _actors_have_an_environment(self) -> None:
         if self.online and self.env == NO_ENV:
             raise UserError("--online needs --env: name the environment in which actors go on.")
+        if not self.online and self.prefill is not None:
+            raise UserError("--prefill fills a replay, which is there with --online alone: leave it out, or add that.")
+        if not self.online and self.inference == "central":
+            raise UserError("--inference central serves actors, which are there with --online alone: leave it out.")
+        if not self.online and "actors" in given(self) and self.actors > 1:
+            raise UserError(
+                f"--actors {self.actors} would have nothing to do: add --online and --env, or leave it out."
+            )
 
 
 @config()

@@ -189,7 +189,7 @@ def _train(words: Sequence[str], started: float) -> int:
 
     cfg, typed = _typed(name, words, f"shoal train {name}")
     as_json = typed.make(Output).json
-    begun = begin(name, typed.make(cfg), typed.values[RunOptions], started, typed.make(Trust).trust)
+    begun = begin(name, typed.make(cfg), typed.values[RunOptions], started, typed.make(Trust).trust, warn)
     if not isinstance(begun, Result):
         return _run(begun, as_json)
     print(f"the run in {begun.run_dir} has ended (stopped by {begun.stopped_by})", file=sys.stderr)
@@ -236,7 +236,8 @@ def _run(experiment: Experiment, as_json: bool) -> int:
     with streams.kept():
         result, failure = experiment.run(view.choose(quiet=False, json=as_json))
     stream = sys.stderr if as_json else sys.stdout
-    print(fit("\n".join(view.summary(result)), stream), file=stream, flush=True)
+    playable = experiment.env.at_hand and not experiment.env.outside
+    print(fit("\n".join(view.summary(result, playable)), stream), file=stream, flush=True)
     if failure is not None:
         if isinstance(failure, RunFailed) and failure.traceback:
             print(failure.traceback.rstrip(), file=sys.stderr)

@@ -14,7 +14,7 @@ from shoal import tree
 from shoal.data.dataset import Dataset
 from shoal.data.episodes import ACTION, LOG_PROB, OBSERVATION, REWARD, BadData, Episode, nested
 from shoal.envs import EnvSpec
-from shoal.envs.making import vectorize
+from shoal.envs.making import makes_vectors, vectorize
 from shoal.envs.vector import action_converter
 from shoal.types import Array
 
@@ -124,6 +124,9 @@ def _replay(data: Dataset, env: EnvSpec, most: int, found: Verdict) -> None:
         return
     chosen = known[np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).astype(int))]
     spread = {name: np.maximum(moments.deviation, 1.0) for name, moments in data.statistics().items()}
+    if makes_vectors(env.env):
+        found.notes.append(f"{env.name} steps its environments itself: episodes cannot be played again in it")
+        return
     vector: Any = vectorize(env.env, 1, seed=0, options=env.options, vectorizer="sync", limit=env.limit)
     try:
         one = vector.envs[0]

@@ -42,6 +42,8 @@ def recognise(name: str) -> Foreign:
             return minari.read(name, folder)
         if path.exists() and parquet.files_of(path) and (path.is_dir() or path.suffix == ".parquet"):
             return parquet.read(path)
+        if is_dataset(path):
+            raise BadData(f"{name} is a dataset of Shoal's already: use it as it is.")
         if path.exists():
             if path.is_dir():
                 list(path.iterdir())  # a folder without rights says so here
@@ -59,6 +61,9 @@ def prepare(name: str | None, given: Callable[[], SpacePair] | None = None, tell
     if not name:
         raise BadData(f"--data is missing: {FORMS}.")
     if is_dataset(Path(name)):
+        known = read_manifest(Path(name))
+        if not known.origin.complete:
+            tell(f"note: {name} was not imported to its end: it has {known.episodes:,} episodes so far")
         return Path(name).resolve()
     found = recognise(name)
     stem = re.sub(r"[^\w.\-]+", "-", Path(name).name or name).strip("-.") or "data"

@@ -103,8 +103,8 @@ class DatasetWriter:
                 file.seek(size)
             manifests.write(self.path, self.manifest)
         except BaseException as error:
-            for file in self._files.values():
-                file.close()
+            for opened in self._files.values():
+                opened.close()
             if isinstance(error, OSError):
                 raise _cannot(self.path, error) from None
             raise
@@ -235,6 +235,14 @@ def check_new(path: Path) -> None:
             raise BadData(f"{path} is there already: name a new folder, nothing is written over.")
     except OSError as error:
         raise _cannot(path, error) from None
+
+
+def check_writable(path: Path) -> None:
+    """BadData where no such folder can be made; what is made to find out is removed again."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    _make_folder(path)
+    for folder in missing:
+        folder.rmdir()
 
 
 def _make_folder(path: Path) -> None:

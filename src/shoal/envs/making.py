@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # which would take seconds to import
     from shoal.envs.tensors import TensorEnvs
 
 _UNKNOWN_OPTION = "unexpected keyword argument"  # how Python's TypeError says it
+COUNTS = ("count", "num_envs")  # parameters of factories of vectors
 
 
 def make(
@@ -80,6 +81,14 @@ def make_tensors(env: EnvSpec, count: int, *, seed: int, device: str) -> TensorE
     if found is None:
         raise UserError(f"{env.name} gave tensors when it was tried, and gives arrays now.")
     return found
+
+
+def makes_vectors(env: Environment) -> bool:
+    """Whether it is a factory of vectors, which step their environments themselves."""
+    found = names.resolve(env)
+    if isinstance(found, registration.EnvSpec):
+        return found.namespace == torch_tasks.NAMESPACE
+    return any(parameter in parameters_of(found) for parameter in COUNTS)
 
 
 def usual_stack(env: Environment, options: EnvOptions) -> int:
@@ -244,7 +253,7 @@ def _vector_of_factory(
     if "device" in parameters:
         options = {"device": device} | options
     seeds = spread(seed, count)
-    counted = next((parameter for parameter in ("count", "num_envs") if parameter in parameters), None)
+    counted = next((parameter for parameter in COUNTS if parameter in parameters), None)
 
     def one(number: int) -> Any:
         extra = {"seed": seeds[number]} if "seed" in parameters else {}

@@ -64,6 +64,9 @@ def prepare(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions
             raise UserError("--record-every needs an environment that Shoal draws itself: leave it out.")
     elif not env.at_hand:
         _refuse_playing(options)
+        for name, value in (("env_options", cfg.env_options), ("eval_env_options", cfg.eval_env_options)):
+            if value:
+                raise UserError(f"{config.option(name)} is of an environment, and there is none: add --env.")
     if options.record_every:
         check_drawn(env.for_evaluation())
     here = cfg if options.runtime != "ray" else dataclasses.replace(cfg, acting_device="cpu")  # a GPU may be elsewhere

@@ -13,7 +13,7 @@ from shoal import __version__, config
 from shoal.analysis import plots
 from shoal.checkpoints import Checkpoints, RunLock
 from shoal.data.minari import is_name
-from shoal.data.writer import check_new
+from shoal.data.writer import check_new, check_writable
 from shoal.envs import EnvSpec
 from shoal.envs.check import frame_space
 from shoal.errors import UserError
@@ -126,6 +126,7 @@ class Experiment:
             )
         if self.resumed is None:
             check_new(Path(path))
+            check_writable(Path(path))
         return RecordPlan(
             str(Path(path).resolve()),
             frame_space(env.observation_space, env.stacks),

@@ -39,11 +39,13 @@ def describe_outside(cfg: Acting) -> EnvSpec:
 
 def _from_file(path: str) -> tuple[Space[Any], Space[Any]]:
     try:
+        if not Path(path).is_file() and Path(path).exists():  # a pipe would be waited for
+            raise UserError(f"--spaces {path} is no regular file.")
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         return read_space(found["observation"]), read_space(found["action"])
     except OSError as problem:
         raise UserError(f"--spaces {path} cannot be read: {problem.strerror}.") from None
-    except (ValueError, KeyError, TypeError, WireError) as problem:
+    except (ValueError, KeyError, TypeError, RecursionError, WireError) as problem:
         raise UserError(
             f"--spaces {path} holds no records of 'observation' and 'action' as docs/external-simulators.md has them: "
             f"{problem!s:.200}."

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.experiment.cores import IdleCores
 from shoal.program import Program
 from shoal.types import MAIN, Role
 
@@ -72,6 +73,7 @@ class Progress:
     members: dict[str, int] = field(default_factory=dict)  # of groups that may grow and shrink
     evaluated: Curve = field(default_factory=Curve)
     acted: Curve = field(default_factory=Curve)  # returns of the actors' episodes, one per report
+    idle: IdleCores = field(default_factory=IdleCores)  # while there was training
     _history: collections.deque[tuple[float, dict[str, float]]] = field(default_factory=collections.deque)
     _totals: dict[str, dict[str, float]] = field(default_factory=dict)
     _last: dict[str, Any] = field(default_factory=dict)
@@ -93,6 +95,8 @@ class Progress:
         self.seconds = snapshot["train_seconds"]
         if self._began is None and any(snapshot["counts"].get(name) for name in ("env_steps", "learner_steps")):
             self._began = self.elapsed if virtual else elapsed - self.seconds
+        if self._began is not None:
+            self.idle.look()
         self.counts, self.values = snapshot["counts"], snapshot["values"]
         self._earlier = dict(self.counts) if self._earlier is None else self._earlier
         self.pass_time(elapsed)

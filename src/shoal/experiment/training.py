@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,16 @@ def resume(
 
 
 def begin(
-    name: str, cfg: Acting, options: Mapping[str, Any], started: float, trust: bool = False
+    name: str,
+    cfg: Acting,
+    options: Mapping[str, Any],
+    started: float,
+    trust: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Experiment | Result:
     """The run of an algorithm with a config as it was given, and options as they were given, which began to be started
     at `started`. With `resume="auto"` it is the one in its run directory, if there is one: that goes on, or, where it
-    has ended and is asked for nothing more, is what it came to."""
+    has ended and is asked for nothing more, is what it came to. `tell` hears what becomes of data."""
     chosen = RunOptions(**options)
     if chosen.resume == "auto":
         if not chosen.run_dir:
@@ -111,7 +116,7 @@ def begin(
         if (path / directory.CONFIG).is_file():
             return _begun_before(path, name, cfg, options, started, trust)
     algorithm = registry.load(name)
-    cfg = with_dataset(cfg)
+    cfg = with_dataset(cfg, tell)
     env = describe_task(cfg)
     cfg, env = fit(config.apply_preset(cfg, algorithm.PRESETS, env.kind), env, chosen.runtime)
     return Experiment(name, algorithm, cfg, env, chosen, started)

@@ -63,6 +63,7 @@ class Ran:
     runtime: str = "local"
     updates_per_second: float = 0.0
     cores: int = 0  # 0: this machine's
+    idle: float | None = None  # cores that nobody used, as the machine counted them; None: not known
     gpu: bool = False
     env_waits: bool = False  # a step of the environment mostly waits for something else than this core
     env_processes: bool = False  # each environment has a process
@@ -70,8 +71,10 @@ class Ran:
 
     @property
     def free(self) -> float:
-        """Cores that nobody has used, on average. An environment that waits uses none, and those that compute in
-        processes of their own use one each."""
+        """Cores that nobody has used, on average. Where the machine does not tell: an environment that waits uses none,
+        and those that compute in processes of their own use one each."""
+        if self.idle is not None:
+            return self.idle
         judge = Role.EVALUATOR
         cores = self.cores or len(os.sched_getaffinity(0))
         own = min(cores, self.cfg.envs_per_actor) if self.env_processes else 1
@@ -110,6 +113,7 @@ def advise_after(progress: Progress, cfg: Acting, env: EnvSpec, runtime: str) ->
         runtime,
         updates_per_second=progress.count("learner_steps") / seconds if seconds else 0.0,
         roles=progress.roles,
+        idle=None if runtime == "ray" else progress.idle.mean,  # of many machines there, this is one
         gpu=torch.cuda.is_available(),
         env_waits=env.step_time[1],
         env_processes=env.vectorizer == "async",
@@ -125,7 +129,8 @@ def waiting(parts: Mapping[str, float]) -> float:
 def advise(ran: Ran) -> Advice | None:
     """None where no setting is known to help: nobody waits, or the machine is used up."""
     roles = by_role(ran.times, ran.roles)
-    roles.pop(Role.EVALUATOR, None)  # nobody waits for it
+    for role in (Role.EVALUATOR, Role.OTHER):  # nobody waits for it; what it is for is not known, or soon over
+        roles.pop(role, None)
     waits = {role: waiting(parts) for role, parts in roles.items()}
     if len(roles) < 2 or max(waits.values()) < WAITS:
         return None

@@ -357,8 +357,8 @@ def _coloured(line: str, shown: Mapping[str, str], before: Text) -> Text:
     return before
 
 
-def summary(result: Result) -> list[str]:
-    """What the user is told at the end."""
+def summary(result: Result, playable: bool = True) -> list[str]:
+    """What the user is told at the end. `playable`: the run has an environment that can be made again."""
     lines = []
     score = "no evaluation" if result.eval_return is None else f"return {amount(result.eval_return)}"
     if result.reached:
@@ -395,5 +395,5 @@ def summary(result: Result) -> list[str]:
         lines.append(f"for more speed: {result.advice}")
     lines.append(f"run directory: {result.run_dir}")
     if result.saved_version is not None:
-        lines.append(f"play it again: shoal eval {result.run_dir}")
+        lines.append(f"play it again: shoal eval {result.run_dir}{'' if playable else ' --env ENV'}")
     return lines

@@ -20,6 +20,7 @@ from shoal.data import DatasetWriter, Origin, minari, open_dataset
 from shoal.data.cutting import Cutter
 from shoal.data.writer import LateWriter, check_new
 from shoal.envs import Environment
+from shoal.envs.making import makes_vectors
 from shoal.envs.seeding import number_episodes, seed_of
 from shoal.errors import UserError, name_of
 from shoal.loops.evaluator import AT_ONCE
@@ -111,7 +112,7 @@ def collect(
     acts = _policy(trained, policy, spec, seed)
     at_once = min(episodes, AT_ONCE)
     text = f"{episodes} episodes of {trained.algorithm}, {policy}, of {trained.run}"
-    made = envs.make(spec, at_once, seed=seed, vectorizer="sync")
+    made = envs.make(spec, at_once, seed=seed, vectorizer="auto" if makes_vectors(spec.env) else "sync")
     new = partial(
         DatasetWriter,
         folder,

@@ -29,11 +29,11 @@ from shoal.functional.evaluation import rank_correlation, weighted_importance_sa
 from shoal.functional.squashed import squashed_log_prob
 from shoal.nets.weights import import_weights
 from shoal.options import Learning
-from shoal.playing.evaluation import evaluate
+from shoal.playing.evaluation import checked_spec, environment_config, evaluate
 from shoal.playing.fitted_q import Estimate, FittedQ
 from shoal.playing.policy import TrainedPolicy, load
 from shoal.runs.directory import CHECKPOINTS
-from shoal.types import NO_ENV, Array, Columns
+from shoal.types import EXTERNAL, NO_ENV, Array, Columns
 
 DRAWS = 1_000  # bootstraps of importance sampling
 ROWS = 4_096  # that a policy is asked about at once
@@ -96,7 +96,10 @@ def judge(
     _check(policy, logged)
     if gamma is None:
         gamma = policy.config.gamma if isinstance(policy.config, Learning) else 0.99
-    here = env if env is not None else (None if policy.config.env == NO_ENV else policy.config.env)
+    here = env if env is not None else policy.config.env
+    here = None if here == NO_ENV or (here == EXTERNAL and env is None) else here
+    if here is not None:  # before the long part
+        checked_spec(policy, environment_config(policy, env, trust=trust))
     found = [("run", policy)]
     if checkpoints and here is not None:
         folders = sorted(path for path in (policy.run / CHECKPOINTS).glob("*") if (path / MANIFEST).is_file())
@@ -223,7 +226,8 @@ def _density(policy: Any) -> Callable[[Any, Tensor], Tensor] | None:
             units, networks = policy.network.actor.units, policy.network
             mean, log_std = networks.actor(networks.see(observation))
             log_prob = squashed_log_prob(mean=mean, log_std=log_std, action=units.to_units(action))
-            return log_prob - units.half_width.log().sum()
+            width: Tensor = units.half_width.log().sum()
+            return log_prob - width
 
         return of_squashed
     if isinstance(policy, QPolicy):

@@ -34,6 +34,8 @@ def find_weights(source: str, asked: str = "") -> Found:
     asked = asked or source
     best = source.endswith(BEST) and not Path(source).is_dir()  # which may be a run's own name
     path = Path(source.removesuffix(BEST) if best else source)
+    if (path / MANIFEST).is_file() and (path / "rows").is_file():
+        raise UserError(f"{asked} is a dataset: give the folder of a run, which shoal runs lists.")
     if (path / MANIFEST).is_file():
         if best:
             raise UserError(f"{asked} names one checkpoint: leave out {BEST}, or give its run's folder.")

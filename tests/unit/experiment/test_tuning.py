@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from shoal.algorithms import a3c, apex_dqn, impala, ppo
+from shoal.experiment.cores import IdleCores
 from shoal.experiment.tuning import Ran, advise
+from shoal.types import Role
 
 BUSY, IDLE = 0.95, 0.05
 ROLES = {"actor/0": "actor", "actor/1": "actor", "inference/0": "inference", "worker/0": "worker", "worker/1": "worker"}
@@ -145,3 +149,31 @@ def test_the_evaluator_is_not_part_of_what_a_run_waits_for() -> None:
     assert str(advise(Ran(times, impala.Config(), roles=ROLES, cores=8))) == str(
         advise(Ran(SLOW_ENVIRONMENT, impala.Config(), roles=ROLES, cores=8))
     )
+
+
+def test_what_fills_a_replay_beforehand_is_no_slow_environment() -> None:
+    times = SLOW_LEARNER | {"prefill": {"prefilling": 1.0}}
+    roles = ROLES | {"prefill": Role.OTHER}
+    assert advise(Ran(times, impala.Config(), roles=roles, cores=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("idle", "setting", "why"), [(1.5, "--actors", "cores are idle"), (0.1, "--runtime", "cores are used up")]
+)
+def test_idle_cores_are_those_that_the_machine_counted(idle: float, setting: str, why: str) -> None:
+    found = advise(Ran(SLOW_ENVIRONMENT, impala.Config(), roles=ROLES, cores=2, idle=idle))
+    assert found is not None
+    assert found.setting == setting
+    assert why in found.why
+
+
+def test_idle_cores_are_counted() -> None:
+    cores = IdleCores()
+    cores.look()
+    assert cores.mean is None  # not yet
+    deadline = time.monotonic() + 1.1
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+    cores.look()
+    assert cores.mean is not None
+    assert 0.0 <= cores.mean <= len(os.sched_getaffinity(0)) + 0.1

@@ -64,8 +64,8 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
 def parse(
     words: Sequence[str], command: str, description: str, options: type[C], operands: str = ""
 ) -> tuple[C, Sequence[str]]:
-    """What was typed for a command whose options are one dataclass, and its other words: one where RUN is asked for.
-    `--help` prints it and ends."""
+    """What was typed for a command whose options are one dataclass, and its other words: one where RUN, DATASET
+    or SOURCE is asked for. `--help` prints it and ends."""
     typed = read(words, [options], command, positional=bool(operands))
     if typed.help:
         print_help(command, description, options(), words=operands)
@@ -73,6 +73,8 @@ def parse(
     validate(made)
     if operands == "RUN" and len(typed.words) != 1:
         raise UserError(f"{command} needs one run directory: {command} runs/NAME [OPTIONS]; see {command} --help.")
+    if operands in ("DATASET", "SOURCE") and len(typed.words) != 1:
+        raise UserError(f"{command} needs one {operands}: {command} {operands} [OPTIONS]; see {command} --help.")
     return made, typed.words
 
 

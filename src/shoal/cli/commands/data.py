@@ -74,8 +74,8 @@ class ExportOptions:
 
     output: str | None = None
     """minari:ID, NAME.npz, or a new folder for Parquet files."""
-    format: Literal["hdf5", "arrow", "parquet"] = "hdf5"
-    """Of a Minari dataset's files."""
+    format: Literal["hdf5", "arrow", "parquet"] | None = None
+    """Of a Minari dataset's files; without it hdf5."""
 
 
 def run_data(words: Sequence[str]) -> int:
@@ -162,8 +162,11 @@ def _export(words: Sequence[str]) -> int:
         raise UserError("shoal data export needs --output: minari:ID, NAME.npz, or a new folder for Parquet files.")
     from shoal.data import open_dataset
     from shoal.data.exporting import export
+    from shoal.data.minari import PREFIX
 
-    print(f"→ {export(open_dataset(source), options.output, options.format)}")
+    if options.format is not None and not options.output.startswith(PREFIX):
+        raise UserError("--format is of Minari's files: give --output minari:ID, or leave it out.")
+    print(f"→ {export(open_dataset(source), options.output, options.format or 'hdf5')}")
     return OK
 
 

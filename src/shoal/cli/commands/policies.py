@@ -138,7 +138,7 @@ class CollectOptions:
 
     output: str | None = None
     """The dataset: a new folder, or minari:ID."""
-    episodes: Count = 100
+    episodes: Episodes = 100
     """Whole ones."""
     policy: Literal["greedy", "exploring", "random"] = "greedy"
     """exploring: as the run's actors acted; random: every action alike."""
