@@ -49,7 +49,8 @@ class Keeper:
             if monotonic() < self._next_look:
                 return False
             self._next_look = monotonic() + LOOK
-            self._asked = self._service().version(), version
+            known = self._weights.announced if isinstance(self._weights, SharedWeights) else version
+            self._asked = self._service().version(), known
         call, expected = self._asked
         if not call.done():
             return False

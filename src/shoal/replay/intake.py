@@ -202,10 +202,17 @@ class Intake:
             self.refuse(writer, name, len(left))
         writer.arriving = {}
 
-    def can_admit(self, writer: KnownWriter) -> bool:
-        """Whether going on makes sense: something may be let in, or the writer is gone."""
-        tables = [self._tables[name] for name in writer.arriving]
-        return writer.gone or any(table.limiter.insertable(table.counts, 1) > 0 for table in tables)
+    def can_admit(self, writer: KnownWriter, together: bool) -> bool:
+        """Whether going on makes sense: something may be let in, or the writer is gone. Where a limiter says so, and
+        `together`, all that is left has to fit in."""
+        if writer.gone:
+            return True
+        for name, arriving in writer.arriving.items():
+            table = self._tables[name]
+            least = len(arriving) if together and table.limiter.together else 1
+            if table.limiter.insertable(table.counts, least) >= least:
+                return True
+        return False
 
     def refuse(self, writer: KnownWriter, name: str, count: int) -> None:
         writer.refused[name] += count

@@ -28,6 +28,7 @@ class Limiter(Protocol):
     """A running limiter. The table itself sees to it that no more is sampled than its items can give."""
 
     refuses: bool  # what it does not allow is refused at once, instead of waiting
+    together: bool  # what is held of a block is let in when all of it may be, or when a reader waits: not bit by bit
 
     @property
     def least(self) -> int: ...  # items, below which nothing can be sampled
@@ -44,6 +45,7 @@ class MinSize:
 
     items: int = 1
     refuses = False
+    together = False
 
     def __post_init__(self) -> None:
         check_whole("items of MinSize", self.items, 1)
@@ -80,6 +82,7 @@ class SamplesPerInsert:
     min_size: int
     error_buffer: float
     refuses = False
+    together = True  # every sample allows a little more
 
     def __post_init__(self) -> None:
         check_number("ratio of SamplesPerInsert", self.ratio, 1e-9, 1e9)
@@ -128,6 +131,7 @@ class Queue:
 
     size: int
     refuses = False
+    together = False
     least = 1
 
     def __post_init__(self) -> None:
@@ -175,6 +179,7 @@ class Round:
     admitted: int = 0
     writers: set[str] = field(default_factory=set)
     refuses = True
+    together = False
 
     @property
     def least(self) -> int:

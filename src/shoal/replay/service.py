@@ -69,7 +69,8 @@ class Replay:
         self._saving = sync.Condition()  # one save or load at a time
         self._saved: dict[Path, checkpoint.Saved] = {}
         self._changed = sync.Condition()
-        self._waiting = 0  # calls that wait at this moment
+        self._waiting: list[Callable[[], bool]] = []  # what calls wait for at this moment
+        self._readers = 0  # of these, calls that wait for items
         self._closed: set[str] = set()  # tables
 
     # Inserting
@@ -126,7 +127,11 @@ class Replay:
             names = list(writer.arriving)
             with waiting([self._tables[name].statistics.insert_waits for name in names]):
                 self._wait(
-                    lambda: self._intake.can_admit(writer), left, lambda: self._intake.waits_for(writer), names, timeout
+                    lambda: self._intake.can_admit(writer, together=not self._readers),
+                    left,
+                    lambda: self._intake.waits_for(writer),
+                    names,
+                    timeout,
                 )
             if writer.gone:
                 self._intake.give_up(writer)
@@ -179,7 +184,7 @@ class Replay:
             self._check_open([table])
             if running.sampleable(batch) < least:
                 running.statistics.sample_waits.items = least
-                with waiting([running.statistics.sample_waits]):
+                with waiting([running.statistics.sample_waits]), self._reader():
                     self._wait(
                         lambda: self._tables[table].sampleable(batch) >= least,
                         timeout,
@@ -248,7 +253,8 @@ class Replay:
             self._check_open([table])
             if wait is None or wait > 0.0:
                 why = f"a reader waits for items of table {table!r}"
-                self._wait_until(lambda: self._tables[table].sampleable(1) > 0, seconds, why, [table])
+                with self._reader():
+                    self._wait_until(lambda: self._tables[table].sampleable(1) > 0, seconds, why, [table])
             running = self._tables[table]
             return Mass(running.size, running.mass(), running.largest_sample, running.independent)
 
@@ -367,19 +373,34 @@ class Replay:
             yield
 
     def _notify(self) -> None:
-        """Something has changed that somebody may wait for."""
-        if self._waiting:
+        """Something has changed that somebody may wait for: to wake a thread for nothing costs as much as a batch."""
+        if any(predicate() for predicate in self._waiting):
             self._changed.notify_all()
+
+    @contextmanager
+    def _reader(self) -> Iterator[None]:
+        """Around a wait for items: those that are held until all of a block may come in (`Intake.can_admit`) come in
+        one by one meanwhile."""
+        self._readers += 1
+        self._notify()
+        try:
+            yield
+        finally:
+            self._readers -= 1
 
     def _wait_until(
         self, predicate: Callable[[], bool], timeout: float | None, why: str, tables: Collection[str]
     ) -> bool:
         """Wait with the lock held, until the predicate holds or one of the tables is closed."""
-        self._waiting += 1
+
+        def over() -> bool:
+            return predicate() or not self._closed.isdisjoint(tables)
+
+        self._waiting.append(over)
         try:
-            done = self._changed.wait_for(lambda: predicate() or not self._closed.isdisjoint(tables), timeout, why)
+            done = self._changed.wait_for(over, timeout, why)
         finally:
-            self._waiting -= 1
+            self._waiting.remove(over)
         self._check_open(tables)
         return done
 

@@ -17,9 +17,12 @@ import numpy.typing as npt
 
 from shoal.program import futures
 from shoal.state import Scope, State
-from shoal.sync import Condition
+from shoal.sync import Condition, monotonic
 from shoal.types import Arrays, Columns, Role
 from shoal.versions import NONE, number
+
+ANNOUNCE_EVERY = 0.25  # seconds after which the store hears of versions though nobody waits for one
+LOOK = 0.1  # seconds after which who waits looks for himself
 
 
 class SharedWeights:
@@ -29,6 +32,9 @@ class SharedWeights:
     buffer and looks at the counter again: if two more versions have come meanwhile, it starts over. This leans on
     the store ordering of x86; elsewhere the store is called instead. Writers exclude each other by a lock on the
     memory's file, which the kernel releases when its holder dies.
+
+    Who waits for a version says so in the memory and then waits in the store, to which the writer announces what it
+    has published: only then, since a call wakes another process, for longer than a small network's copy takes.
     """
 
     _HEAD = 4096
@@ -36,12 +42,16 @@ class SharedWeights:
     def __init__(self, store: Any, fd: int) -> None:
         self.store = store
         self._fd = fd
-        self._header: npt.NDArray[np.int64] | None = None  # count, bytes of a buffer, bytes of the layout, 3 versions
+        # count, bytes of a buffer, bytes of the layout, 3 versions, whether somebody waits
+        self._header: npt.NDArray[np.int64] | None = None
         self._slots: list[Columns] = []
+        self.announced = NONE  # the newest version of which this writer has told the store
+        self._next_announcement = 0.0
 
     def publish(self, weights: Arrays, version: int) -> None:
         with self._exclusively():
             self._write(weights, version)
+        self._announce(version)
 
     def compare_and_set(self, weights: Arrays, expected: int, version: int) -> bool:
         """Publish only if the newest version is still `expected`; whether it was."""
@@ -49,7 +59,8 @@ class SharedWeights:
             if self._newest() != expected:
                 return False
             self._write(weights, version)
-            return True
+        self._announce(version)
+        return True
 
     def _write(self, weights: Arrays, version: int) -> None:
         if self._header is None:
@@ -61,7 +72,15 @@ class SharedWeights:
             np.copyto(slot[name], value)
         self._header[3 + count % 3] = version
         self._header[0] = count + 1
-        futures(self.store).announce(version)
+
+    def _announce(self, version: int) -> None:
+        """Tell the store where somebody waits for it, and now and then: it may have been lost."""
+        assert self._header is not None
+        now = monotonic()
+        if self._header[6] or now >= self._next_announcement:
+            self._header[6] = 0
+            self.announced, self._next_announcement = version, now + ANNOUNCE_EVERY
+            futures(self.store).announce(version)
 
     def newer(self, than: int = NONE) -> tuple[int, Columns] | None:
         """(version, weights) when there is a newer version; the arrays are the caller's own."""
@@ -83,12 +102,22 @@ class SharedWeights:
 
     def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Columns] | None:
         """As `newer`, but waits for it."""
-        if (found := self.newer(than)) is None and self.store.reached(than, timeout):
-            found = self.newer(than)
+        end = None if timeout is None else monotonic() + timeout
+        while (found := self.newer(than)) is None:
+            if self._header is not None:
+                self._header[6] = 1
+                if (found := self.newer(than)) is not None:  # published before the writer could see it
+                    break
+            asked = monotonic()
+            patience = LOOK if end is None else max(0.0, min(LOOK, end - asked))
+            if not self.store.reached(than, patience):
+                now = monotonic()
+                if now < asked + patience or (end is not None and now >= end):  # it was closed, or time is over
+                    return self.newer(than)
         return found
 
     def version(self) -> int:
-        return int(self.store.version())
+        return self._newest()
 
     def keep_snapshot(self, node: str, state: Any) -> None:
         """See `WeightStore`; nothing waits for it."""

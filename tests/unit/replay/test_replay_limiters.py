@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,6 +139,33 @@ def test_a_batch_is_admitted_up_to_the_largest_prefix() -> None:
     with pytest.raises(ReplayTimeout):
         writer.flush(timeout=0)
     assert replay.info()["table"]["size"] == 14
+
+
+def test_what_is_held_of_a_block_comes_in_together_or_when_a_reader_waits() -> None:
+    """Every sample allows one item more: to wake the writer each time costs more than the items."""
+    replay = Replay([Table("table", 100, limiter=SamplesPerInsert(1.0, 1, 5.0))])
+    writer = Writer(replay, {"table": Single()})
+
+    def size() -> int:
+        time.sleep(0.05)
+        return int(replay.info()["table"]["size"])
+
+    with ThreadPoolExecutor(2) as threads:
+        inserting = threads.submit(writer.append, rows(0, 14))
+        assert size() == 6
+        for _ in range(7):
+            replay.sample("table", 1)
+        assert size() == 6, "seven of the eight that are held would be allowed"
+        replay.sample("table", 1)
+        inserting.result(5.0)
+        assert size() == 14
+        inserting = threads.submit(writer.append, rows(14, 14))
+        assert size() == 14
+        reading = threads.submit(replay.sample, "table", 9)
+        reading.result(5.0)
+        replay.sample("table", 9)
+        inserting.result(5.0)
+    assert size() == 28
 
 
 def test_a_timeout_says_who_waits_for_what_and_counts_as_a_wait() -> None:

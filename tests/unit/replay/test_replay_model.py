@@ -147,7 +147,7 @@ class Pair:
             model.samples += 1
             if limit and item.times >= limit:
                 model.items.remove(item)
-        if len(sample) < batch:
+        if len(sample) < min(batch, model.table.slots * max(1, limit)):  # all that is ever given at once
             assert not model.may_sample(size), "fewer were sampled than the limiter allows"
         self.log.deleted_keys.clear()
 

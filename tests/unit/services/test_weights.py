@@ -124,3 +124,70 @@ def test_who_asks_for_newer_weights_waits_until_there_are_some() -> None:
         assert not asked.done()
         store.publish(weights(2.0), 6)
         assert asked.result(5.0) is True
+
+
+class Listening(WeightStore):
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[int] = []
+
+    def announce(self, version: int) -> None:
+        self.told.append(version)
+        super().announce(version)
+
+
+@pytest.fixture
+def listening() -> Iterator[SharedWeights]:
+    fd = os.memfd_create("weights")
+    yield SharedWeights(Listening(), fd)
+    os.close(fd)
+
+
+def test_the_store_hears_of_the_first_version_and_then_only_where_somebody_waits(
+    listening: SharedWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.services.weights.ANNOUNCE_EVERY", 60.0)
+    for version in range(1, 5):
+        listening.publish(weights(1.0), version)
+    assert (listening.store.told, listening.announced) == ([1], 1)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(listening.wait, 4, 20.0)
+        time.sleep(0.05)
+        assert not asked.done()
+        listening.publish(weights(2.0), 5)
+        version, _ = asked.result(5.0) or (NONE, {})
+    listening.publish(weights(2.0), 6)
+    assert (version, listening.store.told) == (5, [1, 5])
+    assert listening.version() == 6, "what is in the memory, told or not"
+
+
+def test_now_and_then_the_store_hears_of_a_version_though_nobody_waits(
+    listening: SharedWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.services.weights.ANNOUNCE_EVERY", 0.0)
+    for version in range(1, 4):
+        listening.publish(weights(1.0), version)
+    assert listening.store.told == [1, 2, 3]
+
+
+def test_who_was_not_told_looks_for_himself(listening: SharedWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.services.weights.ANNOUNCE_EVERY", 60.0)
+    listening.publish(weights(1.0), 1)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(listening.wait, 1, 20.0)
+        time.sleep(0.03)
+        with listening._exclusively():
+            listening._write(weights(2.0), 2)  # and the writer is lost before it says so
+        version, _ = asked.result(5.0) or (NONE, {})
+    assert (version, listening.store.told) == (2, [1])
+
+
+def test_a_closed_store_ends_a_wait(shared: SharedWeights) -> None:
+    shared.publish(weights(1.0), 1)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(shared.wait, 1)
+        time.sleep(0.03)
+        shared.store.close()
+        assert asked.result(5.0) is None
