@@ -97,14 +97,25 @@ def _select(part: Any, axis: int, chosen: Tensor) -> Any:
     return tree.map(lambda x: x.index_select(axis, chosen.to(x.device)), part)
 
 
+def _part(part: Any, axis: int, begin: int, length: int) -> Any:
+    return tree.map(lambda x: x.narrow(axis, begin, length), part)
+
+
 def minibatches(batch: Mapping[str, Any], count: int, order: torch.Generator) -> Iterator[Batch]:
     """`count` parts of a batch [T, B, ...] that differ in size by at most one column; its "state" is [B, ...].
 
     Every column is in exactly one part. There are `count` parts also when there are fewer columns, as several learners
-    must all make as many updates: what is left over is one column with "valid" False.
+    must all make as many updates: what is left over is one column with "valid" False. Of single rows all are put in
+    order at once, and parts are views of that.
     """
-    width = batch["valid"].shape[1]
-    for part in torch.randperm(width, generator=order).tensor_split(count):
+    length, width = batch["valid"].shape
+    shuffled = torch.randperm(width, generator=order)
+    if length == 1 and width >= count:
+        ordered = {name: _select(x, 0 if name == "state" else 1, shuffled) for name, x in batch.items()}
+        for part in torch.arange(width).tensor_split(count):
+            yield {name: _part(x, 0 if name == "state" else 1, int(part[0]), len(part)) for name, x in ordered.items()}
+        return
+    for part in shuffled.tensor_split(count):
         chosen = part if len(part) else torch.zeros(1, dtype=part.dtype)
         rows = {name: _select(x, 0 if name == "state" else 1, chosen) for name, x in batch.items()}
         if not len(part):

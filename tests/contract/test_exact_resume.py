@@ -30,6 +30,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in registry.names()),
     *((name, {"lstm": 8}) for name in ("impala", "appo", "ppo", "a3c")),
     ("bc", {"lstm": 8}),
+    ("ppo", {"act_ahead": True}),
     ("iql", {"online": True, "replay": "prioritized"}),
     ("a3c", {"synchronous": True}),
     ("apex_dqn", {"quantiles": 5}),

@@ -84,6 +84,7 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "impala": (impala, {"batch": 5, "queue": 16}),
     "ppo": (ppo, {"actors": 2}),
     "appo": (appo, {"batch": 5, "queue": 16}),
+    "ppo that acts ahead": (ppo, {"actors": 2, "act_ahead": True}),
 }
 
 

@@ -2,7 +2,8 @@
 
 Departures from the paper: advantages are normalised over the whole batch of all learners; a truncated episode
 bootstraps from its final observation; rewards may be divided by the spread of returns, observations normalised. The
-first row of an unroll was acted on with the weights before, which its stored log-probability accounts for.
+first row of an unroll was acted on with the weights before, which its stored log-probability accounts for; so are all
+of its rows with `--act-ahead`, where actors do not wait for learners.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class Config(OnPolicy, Proximal, Outside):
     """How far values may move before they gain no more; 0: as far as they like."""
     target_kl: Amount = 0.0
     """No further pass once the policy has moved this far; 0: never."""
+    act_ahead: bool = False
+    """Actors go on while rollouts are learned from: each rollout was acted on with the weights before the newest, which
+    its log-probabilities account for."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -131,11 +135,13 @@ class PPO(Stateful):
         applied, epochs = True, 0
         while epochs < cfg.epochs:
             moved = torch.zeros(2, device=cfg.device)
+            measured = bool(cfg.target_kl) or epochs == cfg.epochs - 1
             for part in minibatches(rows, cfg.minibatches, self.order):
-                loss, count, metrics = self.loss(part)
+                loss, count, metrics = self.loss(part, measured)
                 step = self.optimizer.step(loss, count)
                 applied &= step.applied
-                moved += torch.stack([metrics["kl"] * count, count])
+                if measured:
+                    moved += torch.stack([metrics["kl"] * count, count])
             epochs += 1
             if cfg.target_kl:  # a decision of all learners, or some would wait for others that have stopped
                 moved = self.peers.sum(moved)
@@ -173,8 +179,9 @@ class PPO(Stateful):
             advantages = normalise_advantages(advantages, valid=valid, sums=sums)
         return training_rows(batch, advantage=advantages, target=targets, value=values[:-1]), explained
 
-    def loss(self, rows: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The mean loss over valid rows, their number, and metrics."""
+    def loss(self, rows: Batch, measured: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The mean loss over valid rows, their number, and metrics: where they are `measured` also how far the policy
+        has moved."""
         cfg, valid, behaviour = self.cfg, rows["valid"], rows["log_prob"]
         parameters, values, _ = self.network(rows["observation"], rows["state"], rows["first"])
         log_prob, entropy = self.network.distribution.log_prob_and_entropy(parameters, rows["action"])
@@ -201,10 +208,10 @@ class PPO(Stateful):
         entropy_mean = entropy_bonus(entropy, valid=valid, count=mean_over)
         loss = policy_loss + cfg.value_cost * values_loss - cfg.entropy_cost * entropy_mean
         metrics = {"loss": loss, "policy_loss": policy_loss, "value_loss": values_loss, "entropy": entropy_mean}
-        metrics["kl"] = approximate_kl(log_prob=log_prob, behaviour_log_prob=behaviour, valid=valid, count=mean_over)
-        metrics["clipped"] = clipped_fraction(
-            log_prob=log_prob, behaviour_log_prob=behaviour, valid=valid, count=mean_over, clip=cfg.clip
-        )
+        if measured:
+            ratio = {"log_prob": log_prob.detach(), "behaviour_log_prob": behaviour}
+            metrics["kl"] = approximate_kl(**ratio, valid=valid, count=mean_over)
+            metrics["clipped"] = clipped_fraction(**ratio, valid=valid, count=mean_over, clip=cfg.clip)
         return loss, count, {name: value.detach() for name, value in metrics.items()}
 
 
@@ -220,5 +227,6 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
         table=Table.quota("rollouts", environments),
         batch=environments,
         synchronous=True,
-        prefetch=0,  # there is nothing to fetch before the next version
+        ahead=cfg.act_ahead,
+        prefetch=1 if cfg.act_ahead else 0,  # else there is nothing to fetch before the next version
     )

@@ -1,8 +1,12 @@
-"""Losses of policy-gradient actor-critics: means over the valid rows of a batch."""
+"""Losses of policy-gradient actor-critics: means over the valid rows of a batch.
+
+Each is one operation with its gradient written out: of rows as few as a minibatch has, autograd's steps through the
+handful that it is made of cost more than they do.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +21,19 @@ def masked_mean(x: Tensor, *, valid: Tensor, count: Tensor) -> Tensor:
     Masked with `where`, because 0 · inf is NaN. The count is the caller's: with several learners it is the global one.
     """
     check_shapes(valid.shape, x=x)
-    return torch.where(valid, x, 0.0).sum() / count
+    return _MaskedMean.apply(x, valid, count)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _MaskedMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, valid: Tensor, count: Tensor) -> Tensor:
+        ctx.save_for_backward(valid, count)
+        return torch.where(valid, x, 0.0).sum() / count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        valid, count = ctx.saved_tensors
+        return valid * (gradient / count), None, None
 
 
 def policy_gradient_loss(*, log_prob: Tensor, advantages: Tensor, valid: Tensor, count: Tensor) -> Tensor:
@@ -29,7 +45,20 @@ def policy_gradient_loss(*, log_prob: Tensor, advantages: Tensor, valid: Tensor,
 def value_loss(*, values: Tensor, targets: Tensor, valid: Tensor, count: Tensor) -> Tensor:
     """Half the mean squared error over valid rows. All [T, B]; no gradient through the targets."""
     check_shapes(valid.shape, values=values, targets=targets)
-    return 0.5 * masked_mean((values - targets.detach()).square(), valid=valid, count=count)
+    return _ValueLoss.apply(values, targets.detach(), valid, count)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ValueLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, targets: Tensor, valid: Tensor, count: Tensor) -> Tensor:
+        errors = torch.where(valid, values - targets, 0.0)
+        ctx.save_for_backward(errors, count)
+        return 0.5 * errors.square().sum() / count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        errors, count = ctx.saved_tensors
+        return errors * (gradient / count), None, None, None
 
 
 def entropy_bonus(entropy: Tensor, *, valid: Tensor, count: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,29 @@ def clipped_surrogate_loss(
 
     No gradient through the advantages or the behaviour's log-probability; the count is the caller's (global) one.
     """
-    ratio = _ratio(log_prob, behaviour_log_prob.detach(), valid)
-    return -masked_mean(_clipped(ratio, advantages.detach(), clip), valid=valid, count=count)
+    check_shapes(log_prob.shape, behaviour_log_prob=behaviour_log_prob, advantages=advantages, valid=valid)
+    return _ClippedSurrogate.apply(  # type: ignore[no-any-return, no-untyped-call]
+        log_prob, behaviour_log_prob.detach(), advantages.detach(), valid, count, clip
+    )
+
+
+class _ClippedSurrogate(torch.autograd.Function):
+    """One operation, as the losses of `policy_gradient` are. Where both products are the same, within the clip, the
+    slope is that of the first; where the second is smaller it has none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_prob: Tensor, behaviour: Tensor, advantages: Tensor, valid: Tensor, count: Tensor, clip: float
+    ) -> Tensor:
+        ratio = _ratio(log_prob, behaviour, valid)
+        free, limited = ratio * advantages, ratio.clamp(1.0 - clip, 1.0 + clip) * advantages
+        ctx.save_for_backward(torch.where(valid & (free <= limited), free, 0.0), count)
+        return -(torch.where(valid, torch.minimum(free, limited), 0.0).sum() / count)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        slope, count = ctx.saved_tensors  # d(r·A) = r·A · d log π
+        return slope * (-gradient / count), None, None, None, None, None
 
 
 def asynchronous_surrogate_loss(

@@ -181,6 +181,7 @@ class ActorLoop(RowLoop):
         metrics: Metrics,
         *,
         synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
+        ahead: int = 0,  # act meanwhile, where learners take blocks of so many actors at once; 0: wait
     ) -> None:
         seed = current().seed
         super().__init__(make_envs(seed), metrics)
@@ -190,7 +191,8 @@ class ActorLoop(RowLoop):
         self._placed: Members | None = None
         self._take_place()
         self._weights = weights
-        self._synchronous = synchronous
+        self._synchronous, self._ahead = synchronous, ahead
+        self._acted: list[int] = []  # the versions that acted on the last blocks, of one that acts ahead
         self._fetching: Future | None = None
         self._stage: Stage = "acting"
         found = retry(lambda: weights.wait(NONE))
@@ -208,6 +210,7 @@ class ActorLoop(RowLoop):
         if self._stage == "sent":
             if not self._runner.end_of_block():
                 return self._end()
+            self._acted = [*self._acted, self._recorder.version][-1 - self._ahead :]
             self._stage = "refreshing"
         self._refresh()
         self._stage = "acting"
@@ -233,6 +236,7 @@ class ActorLoop(RowLoop):
         if scope == "own":
             return state
         exact = {"stage": self._stage, "sender": self._send.state_dict(), "reporter": self._reporter.state_dict()}
+        exact |= {"acted": list(self._acted)} if self._ahead else {}
         return state | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -246,6 +250,7 @@ class ActorLoop(RowLoop):
             recorder.load_state_dict(state["recorder"])
         if (exact := state.get(EXACT)) is not None and kept:
             self._stage = exact["stage"]
+            self._acted = list(exact.get("acted", []))
             self._send.load_state_dict(exact["sender"])
             self._reporter.load_state_dict(exact["reporter"])
             return
@@ -269,8 +274,8 @@ class ActorLoop(RowLoop):
         """Take newer weights when they have arrived; ask for them without waiting, unless synchronous."""
         if self._synchronous:
             with self._still():
-                found: Any = self._await_weights()
-            if found is not None:
+                found: Any = self._await_weights(self._newer_than())
+            if found is not None and found[0] != self._recorder.version:
                 self._recorder.load(*found)
             self._runner.report.lap("waiting for weights")
             return
@@ -287,12 +292,21 @@ class ActorLoop(RowLoop):
                 self._recorder.load(*found)
         self._runner.report.lap("weights")
 
-    def _await_weights(self) -> Any:
+    def _newer_than(self) -> int:
+        """The version than which the next must be newer: the one that acted, or with a block ahead the one before it.
+        While there are fewer actors than at first, each acts on more blocks, so that learners get as many as they take.
+        """
+        if not self._ahead:
+            return self._recorder.version
+        most = 1 + -(-self._ahead // self._members.total)  # blocks of one version
+        return self._acted[-most] if len(self._acted) >= most else NONE
+
+    def _await_weights(self, than: int) -> Any:
         """Newer ones; or None where a replay has lost what these have brought, so that nothing newer will come of it:
         then the same weights act once more."""
         patience = LOOK if current().runtime.nodes_may_die else None
         while not self._finishing and not self._leaving and not process_ends():
-            found: Any = retry(lambda: self._weights.wait(self._recorder.version, patience))
+            found: Any = retry(lambda: self._weights.wait(than, patience))
             if found is not None or patience is None or self._send.newest_is_lost():
                 return found
         return None

@@ -345,6 +345,7 @@ class Wiring(Generic[C]):
         pattern: Pattern,
         rows: int,  # steps between two messages to the replay
         synchronous: bool = False,  # after every block, wait for weights that are newer than those that acted
+        ahead: bool = False,  # act on a further block meanwhile
     ) -> None:
         """Actors `actor/0`, `actor/1`, … each with its own environments, and its own policy or a central one."""
         cfg = self.cfg
@@ -370,6 +371,7 @@ class Wiring(Generic[C]):
             self.weights,
             self.metrics,
             synchronous=synchronous,
+            ahead=cfg.actors if ahead else 0,
         )
         self.place_acting(f"{self.name('actor')}/*", cfg.actors, cfg.actor_gpus)
 
@@ -506,9 +508,10 @@ class Wiring(Generic[C]):
                 publish_every=publish_every,
                 max_updates=self.settings.max_updates,
                 frozen=self.settings.frozen,
-                follow_cores=learning.learner_threads is None,
+                follow_cores=learning.learner_threads == "auto",
             )
-        self.place_learning(f"{name}*", learning.device, learning.learner_threads or 1)
+        threads = 1 if learning.learner_threads == "auto" else learning.learner_threads
+        self.place_learning(f"{name}*", learning.device, threads)
 
     # ---- acting and learning in one node, around a gradient service
 
@@ -675,11 +678,17 @@ def rollout_program(
     table: Table,
     batch: int,
     synchronous: bool = False,
+    ahead: bool = False,
     publish_every: int = 1,
     prefetch: int = 1,
 ) -> Program:
     """Actors bring rollouts of `cfg.unroll` steps, learners take each once. Where the environment lives on a device
-    there are no actors: each learner makes its own, in `cfg.envs_per_actor` environments."""
+    there are no actors: each learner makes its own, in `cfg.envs_per_actor` environments.
+
+    Of synchronous programs `ahead` has the actors make the next rollouts while the last are learned from."""
+    if ahead and (env.on_device or env.outside):
+        where = "lives on the learner's device" if env.on_device else "is stepped by clients"
+        raise UserError(f"--act-ahead is for actors, and {env.name} {where}: leave it out.")
     if isinstance(cfg, Proximal):
         rollouts = max(1, batch // cfg.learners)  # of each learner
         recurrent = cfg.minibatches > rollouts and bool(make_actor_critic(cfg, env, seed=0).initial_state(1))
@@ -690,12 +699,13 @@ def rollout_program(
         wiring.add_evaluator(policy)
         return wiring.program
     rounds = synchronous
-    if env.outside and synchronous:  # clients come and go: so many rollouts are a round, whoever brings them
+    if synchronous and (env.outside or ahead):  # so many rollouts are a round, whoever brings them, acted when they may
         table, synchronous = Table.queue(table.name, batch), False
     rollouts = wiring.add_replay(table)
     source = wiring.table_source(rollouts, batch, prefetch=prefetch, synchronous=synchronous)
     wiring.add_learners(learner, source=source, publish_every=publish_every)
-    wiring.add_actors(policy, writes=rollouts, pattern=rollout(cfg.unroll), rows=cfg.unroll, synchronous=rounds)
+    rows = cfg.unroll
+    wiring.add_actors(policy, writes=rollouts, pattern=rollout(rows), rows=rows, synchronous=rounds, ahead=ahead)
     wiring.add_evaluator(policy)
     return wiring.program
 

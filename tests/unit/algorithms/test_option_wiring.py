@@ -81,7 +81,9 @@ def test_the_evaluator_has_the_greedy_policy_the_settings_and_environments_of_it
     assert without.keys() == nodes.keys() - {"evaluator"}
 
 
-def check_actors(page: Any, cfg: Any, pattern: Any, table: str, rows: int, synchronous: bool = False) -> None:
+def check_actors(
+    page: Any, cfg: Any, pattern: Any, table: str, rows: int, synchronous: bool = False, ahead: int = 0
+) -> None:
     nodes, env = nodes_of(page, cfg)
     for index in range(3):
         build, policy, patterns, sent, replays, weights, metrics = nodes[f"actor/{index}"].args
@@ -91,7 +93,7 @@ def check_actors(page: Any, cfg: Any, pattern: Any, table: str, rows: int, synch
         assert sent == rows
         assert (replays, weights, metrics) == ([Handle("replay")], Handle("weights"), Handle("metrics"))
         kwargs = nodes[f"actor/{index}"].kwargs
-        assert kwargs == {"synchronous": synchronous}
+        assert kwargs == {"synchronous": synchronous, "ahead": ahead}
     assert "actor/3" not in nodes
 
 
@@ -115,7 +117,7 @@ def check_learners(page: Any, cfg: Any, table: str, batch: int, **expected: Any)
                 (Member, (Handle("group"), rank, count, "cpu"), {}) if count > 1 else None
             )
             own = {"device": "cpu", "max_updates": 77, "publish_every": publish_every, "frozen": "torso.*"}
-            own["follow_cores"] = cfg.learner_threads is None
+            own["follow_cores"] = cfg.learner_threads == "auto"
             assert kwargs == own
             assert node.resources.threads == cfg.learner_threads
 
@@ -205,6 +207,22 @@ def test_ppo_is_synchronous() -> None:
     assert nodes["replay"].kwargs["each"] == 5
     check_actors(ppo, cfg, rollout(9), "rollouts", rows=9, synchronous=True)
     check_learners(ppo, cfg, "rollouts", 15, synchronous=True, prefetch=0)
+
+
+def test_ppo_that_acts_ahead_takes_so_many_rollouts_whoever_brings_them() -> None:
+    cfg = ppo.Config(**ACTING, unroll=9, learner_threads=2, act_ahead=True)
+    nodes, _ = nodes_of(ppo, cfg)
+    assert nodes["replay"].args == ([Table.queue("rollouts", 15)],)
+    check_actors(ppo, cfg, rollout(9), "rollouts", rows=9, synchronous=True, ahead=3)
+    check_learners(ppo, cfg, "rollouts", 15, synchronous=False, prefetch=1)
+
+
+def test_what_no_actor_steps_cannot_be_acted_on_ahead() -> None:
+    cfg = ppo.Config(env="torch/CartPole-v1", act_ahead=True)
+    with pytest.raises(
+        UserError, match="--act-ahead is for actors, and torch/CartPole-v1 lives on the learner's device"
+    ):
+        nodes_of(ppo, cfg)
 
 
 @pages([ppo, appo])

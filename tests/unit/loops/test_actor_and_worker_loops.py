@@ -124,6 +124,46 @@ def test_a_synchronous_actor_waits_for_newer_weights_after_every_block() -> None
     replay.close()
 
 
+class Slow(Patient):
+    """A weight service whose learner makes a version of every block, which is there one block later."""
+
+    def wait(self, than: int, timeout: float | None = None) -> Any:
+        newest = max(1, len(self.asked))
+        self.asked.append(f"wait {than if than == NONE else number(than)}")
+        return make_version(0, newest), {"w": np.array([float(newest)])}
+
+
+def test_an_actor_that_acts_ahead_waits_for_weights_newer_than_those_of_the_block_before() -> None:
+    replay, weights = make_replay(), Slow()
+    actor = make_actor([replay], cast(Any, weights), synchronous=True, ahead=1)
+    for _ in range(4):
+        actor.step()
+    assert weights.asked == ["wait -1", "wait -1", "wait 1", "wait 1", "wait 2"]
+    assert actor._recorder.policy.loaded == [1.0, 2.0, 3.0, 4.0]  # type: ignore[attr-defined]
+    replay.close()
+
+
+def test_an_actor_that_acts_ahead_goes_on_where_it_was_with_what_acted_before() -> None:
+    replay, weights = make_replay(), Slow()
+    first = make_actor([replay], cast(Any, weights), synchronous=True, ahead=1)
+    first.step()
+    first.step()
+    second = make_actor([replay], cast(Any, weights), synchronous=True, ahead=1)
+    second.load_state_dict(first.state_dict("exact") or {})
+    second.step()
+    assert weights.asked[-1] == "wait 1"
+    replay.close()
+
+
+def test_while_there_are_fewer_actors_than_learners_take_blocks_of_each_acts_on_more_of_one_version() -> None:
+    replay, weights = make_replay(), Slow()
+    actor = make_actor([replay], cast(Any, weights), synchronous=True, ahead=3)  # and it is alone
+    for _ in range(6):
+        actor.step()
+    assert weights.asked == ["wait -1", *["wait -1"] * 3, "wait 1", "wait 1", "wait 2"]
+    replay.close()
+
+
 class CallsTheEnd(Patient):
     """While somebody waits for newer weights in vain, the run is ended."""
 
