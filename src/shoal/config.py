@@ -235,7 +235,7 @@ def validate_fields(config: Any, but: Iterable[str] = ()) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{shown} is not a finite number: give one.")
         parts = value if isinstance(value, tuple) else (value,)
-        for limit in _limits(hint):
+        for limit in () if isinstance(value, str) else _limits(hint):  # a word beside numbers
             if (fault := limit.fault(value)) is not None:
                 raise UserError(f"{shown} {fault}")
         if any(isinstance(part, int) and abs(part) > LARGEST for part in parts):
@@ -254,7 +254,7 @@ def _wanted(hint: Any, value: Any) -> str | None:
     """What a field of this type takes, where the value is something else."""
     hint = plain_type(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        wanted = [_wanted(part, value) for part in typing.get_args(hint)]
+        wanted = [_wanted_of_several(part, value) for part in typing.get_args(hint)]
         return None if None in wanted else " or ".join(typing.cast(list[str], wanted))
     if hint is type(None):
         return None if value is None else "None"
@@ -268,6 +268,13 @@ def _wanted(hint: Any, value: Any) -> str | None:
             truth = isinstance(value, bool) and kind is not bool
             return None if isinstance(value, accepted) and not truth else wanted_words
     return None
+
+
+def _wanted_of_several(hint: Any, value: Any) -> str | None:
+    """The same for one of several types, where the words of a choice stand beside others."""
+    if (choices := _choices(hint)) is None:
+        return _wanted(hint, value)
+    return None if value in choices else " or ".join(choices)
 
 
 _TYPES: tuple[tuple[Any, Any, str], ...] = (  # numpy's numbers are numbers, truth values are not
@@ -286,9 +293,16 @@ def plain_type(hint: Any) -> Any:
 
 
 def from_record(cls: type[C], values: Mapping[str, Any]) -> C:
-    """A config out of what JSON has made of it: fields this version does not know are left out, lists are tuples."""
+    """A config out of what JSON has made of it: lists are tuples; fields this version does not know are left out, and
+    so is a null in a field that has no None any more."""
+    hints = typing.get_type_hints(cls)
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: plain(value) for name, value in values.items() if name in names})
+    known = {name: value for name, value in values.items() if name in names}
+    return cls(**{name: plain(value) for name, value in known.items() if value is not None or _takes_none(hints[name])})
+
+
+def _takes_none(hint: Any) -> bool:
+    return hint is Any or hint is type(None) or type(None) in typing.get_args(hint)
 
 
 def option(name: str) -> str:

@@ -168,8 +168,8 @@ class Learning:
 
     learners: Annotated[Count, Enough(1)] = 1
     """Each takes its share of a batch; gradients are summed over all of them."""
-    learner_threads: Annotated[Threads, Enough(1)] | None = None
-    """Threads that each learner computes with on a CPU; None: one, and more while other cores are idle."""
+    learner_threads: Threads | Literal["auto"] = "auto"
+    """Threads that each learner computes with on a CPU; auto: one, and more while other cores are idle."""
     device: str = "cpu"
     """What learners compute on."""
     learner_gpus: GpuShare | None = None

@@ -146,7 +146,9 @@ def _misfit(found: Option, value: Any) -> str | None:
     if found.kind is dict and _are_typed(value):
         return None
     wanted = {bool: "true or false", int: "a whole number", float: "a number", dict: TABLE}
-    return None if _is(found.kind, value) else wanted.get(found.kind, "a name in quotes")
+    if _is(found.kind, value) or value in found.words:
+        return None
+    return " or ".join([wanted.get(found.kind, "a name in quotes"), *map(written, found.words)])
 
 
 def _is(kind: Any, value: Any) -> bool:

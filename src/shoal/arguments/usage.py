@@ -71,7 +71,7 @@ def _typed(found: Option) -> str:
         return f"--[no-]{found.name.removeprefix('--')}"
     if isinstance(found.kind, tuple):
         return f"{found.name} {{{','.join(found.kind)}}}"
-    return f"{found.name} {_WORDS[found.kind]}{' ...' if found.many else ''}"
+    return f"{found.name} {'|'.join([_WORDS[found.kind], *found.words])}{' ...' if found.many else ''}"
 
 
 def _shown(value: Any) -> str:

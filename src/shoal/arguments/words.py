@@ -86,6 +86,7 @@ class Option:
     kind: Any  # bool, int, float, str, or the choices as a tuple of strings
     many: bool  # takes any number of words
     text: str
+    words: tuple[str, ...] = ()  # that it takes beside numbers
 
     @property
     def name(self) -> str:
@@ -101,7 +102,8 @@ def options_of(owner: type[Any]) -> list[Option]:
         group = next(base for base in owner.__mro__ if field.name in inspect.get_annotations(base))
         if group is not owner:  # a group that says it anew, as with another default, takes it from where it belongs
             group = [base for base in group.__mro__ if field.name in inspect.get_annotations(base)][-1]
-        found.append(Option(field.name, owner, group, kind, many, texts.get(field.name, "")))
+        words = _words(plain_type(hints[field.name]))
+        found.append(Option(field.name, owner, group, kind, many, texts.get(field.name, ""), words))
     return found
 
 
@@ -115,6 +117,13 @@ def _kind(hint: Any) -> tuple[Any, bool]:
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint), False
     return typing.get_origin(hint) or hint, False
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """Those of a type that is one of several (`Count | Literal["auto"]`)."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
+    choices = (part for part in parts if typing.get_origin(part) is typing.Literal)
+    return tuple(word for choice in choices for word in typing.get_args(choice))
 
 
 @dataclass
@@ -207,7 +216,10 @@ def _value(asked: Option, name: str, values: list[str], positive: bool, command:
         if values[0] not in asked.kind:
             raise UserError(unknown(name, values[0], asked.kind))
         return values[0]
+    if values and values[0] in asked.words:
+        return values[0]
     parse, wanted = _PARSERS[asked.kind]
+    wanted = " or ".join([wanted, *asked.words])
     try:
         parsed = tuple(parse(value) for value in values)
     except ValueError:

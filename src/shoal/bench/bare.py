@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from gymnasium import spaces
@@ -24,17 +24,37 @@ from shoal.functional.gae import gae
 from shoal.functional.squashed import squashed_gaussian
 from shoal.functional.vtrace import vtrace
 from shoal.nets.heads import action_distribution
-from shoal.options import ActorAndCritics, ContinuousControl, OnPolicy, PolicyAndValue, Proximal, ReturnDistribution
+from shoal.options import (
+    Acting,
+    ActorAndCritics,
+    ContinuousControl,
+    OnPolicy,
+    PolicyAndValue,
+    Proximal,
+    ReturnDistribution,
+)
 
 Batch = dict[str, Any]
 Step = Callable[[Batch], None]
 
 
-def bare(name: str, cfg: Any, env: EnvSpec, parts: Parts) -> Step | None:
+@runtime_checkable
+class Smoothed(Protocol):
+    """What TD3's config has beside the groups of continuous control."""
+
+    @property
+    def policy_delay(self) -> int: ...
+    @property
+    def target_noise(self) -> float: ...
+    @property
+    def target_noise_clip(self) -> float: ...
+
+
+def bare(name: str, cfg: Acting, env: EnvSpec, parts: Parts) -> Step | None:
     """One update of a method from a batch that its learner would take; None where none is written: of other methods, of
     the user's own networks, and of observations that are no vectors."""
     seen, acted = env.observation_space, env.action_space
-    if name not in METHODS or cfg.network is not None:
+    if name not in METHODS or not isinstance(cfg, ActorAndCritics | PolicyAndValue) or cfg.network is not None:
         return None
     if not isinstance(seen, spaces.Box) or len(seen.shape) != 1 or env.stacks:
         return None
@@ -118,7 +138,9 @@ def _sac(cfg: ContinuousControl, env: EnvSpec, inputs: int, actions: int, parts:
     return step
 
 
-def _td3(cfg: Any, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Step:
+def _td3(cfg: ContinuousControl, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Step:
+    assert isinstance(cfg, Smoothed)
+    delay, noise, noise_clip = cfg.policy_delay, cfg.target_noise, cfg.target_noise_clip
     actor, critics = _control(cfg, inputs, actions, 1, 1, 2)
     target_actor, target_critics = copy.deepcopy(actor), copy.deepcopy(critics)
     critic_adam, actor_adam = _Adam(critics, cfg.critic_rate, parts), _Adam(actor, cfg.actor_rate, parts)
@@ -132,15 +154,13 @@ def _td3(cfg: Any, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Ste
         nonlocal made
         observation, following = batch["observation"], batch["next_observation"]
         with torch.no_grad():
-            noise = (torch.randn_like(batch["action"]) * cfg.target_noise).clamp(
-                -cfg.target_noise_clip, cfg.target_noise_clip
-            )
-            action = (torch.tanh(target_actor(following)) + noise).clamp(-1.0, 1.0)
+            drawn = (torch.randn_like(batch["action"]) * noise).clamp(-noise_clip, noise_clip)
+            action = (torch.tanh(target_actor(following)) + drawn).clamp(-1.0, 1.0)
             value = values(target_critics, following, action).amin(0)
             wanted = batch["reward"] * cfg.reward_scale + batch["discount"] * value
         critic_adam.step((values(critics, observation, batch["action"]) - wanted).square().sum(0).mean())
         made += 1
-        if made % cfg.policy_delay == 0:
+        if made % delay == 0:
             actor_adam.step(-values(critics[:1], observation, torch.tanh(actor(observation))).mean())
         if made % cfg.target_every == 0:
             _follow(target_critics, critics, cfg.target_rate, parts)
@@ -212,8 +232,7 @@ class _PolicyAndValue(nn.Module):
         return parameters, self.value(for_value).squeeze(-1)
 
 
-def _ppo(cfg: Any, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Step:
-    assert isinstance(cfg, OnPolicy)
+def _ppo(cfg: OnPolicy, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Step:
     assert isinstance(cfg, Proximal)
     network = _PolicyAndValue(cfg, env, inputs, actions)
     adam = _Adam(network, cfg.learning_rate, parts, cfg.grad_clip)
@@ -246,8 +265,7 @@ def _ppo(cfg: Any, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Ste
     return step
 
 
-def _impala(cfg: Any, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Step:
-    assert isinstance(cfg, OnPolicy)
+def _impala(cfg: OnPolicy, env: EnvSpec, inputs: int, actions: int, parts: Parts) -> Step:
     network = _PolicyAndValue(cfg, env, inputs, actions)
     adam = _Adam(network, cfg.learning_rate, parts, cfg.grad_clip)
 

@@ -4,8 +4,9 @@ Each part is measured in a loop of its own at the batch sizes that the run uses:
 number of environments, training on a batch that the program itself has gathered. A step of the run costs the sum of
 their times on some core, so `cores / sum` steps per second is what nothing could exceed that does the same work. All
 else (moving data, sampling, publishing, counting) is left out of the ceiling: it is what a system can be blamed for.
-Training is measured as one learner with one thread does it: --learner-threads and --learners share that work, and what
-sharing costs is left out of the ceiling too.
+Training is measured as one learner does it, with the threads that --learner-threads gives it, all of whose time counts;
+where it follows idle cores (auto), with one thread and with one for each core, of which the cheaper counts. What
+--learners cost by sharing that work is left out of the ceiling too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from shoal.nets.weights import export_weights
 from shoal.options import Acting, CentralInference, Experience, GradientService, Learning, Sequences
 from shoal.runs.registry import Algorithm
 from shoal.runtime import Supervisor, launch
+from shoal.runtime.host import keep_memory
 from shoal.types import Arrays
 
 PART_SECONDS = 1.0  # that each part is measured for
@@ -47,15 +49,16 @@ class Limits:
     cores: int
     environment: float
     inference: float
-    training: float  # updates per second
+    training: float  # updates per second, of as many threads
     environments: int  # that are stepped at once
     inference_batch: int
     training_batch: int  # rows of an update
+    threads: int = 1  # that train, each on a core
 
     def busy(self, env_steps: float, updates: float) -> float:
         """The share of the machine's time that steps and updates at these rates need at the least."""
         acting = env_steps * (1 / self.environment + 1 / self.inference)
-        return (acting + updates / self.training) / self.cores
+        return (acting + updates * self.threads / self.training) / self.cores
 
     def ceiling(self, updates_per_step: float) -> float:
         """Environment steps per second when so many updates are made for each of them."""
@@ -76,16 +79,20 @@ def measure_limits(
         cfg = replace(cfg, learners=1)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_memory()  # as nodes do
     try:
         found = gathered(algorithm, cfg, env, seed)
+        threads, training = _training(found, _learner_threads(cfg, cores), seconds)
+        torch.set_num_threads(1)
         return Limits(
             cores=cores,
             environment=_environment(cfg, env, seconds, seed),
             inference=_inference(algorithm, cfg, env, export_weights(found.learner.network), acting, seconds),
-            training=1.0 / _seconds_each(_update_of(found), seconds),
+            training=training,
             environments=cfg.envs_per_actor,
             inference_batch=acting,
             training_batch=_rows(found.batch),
+            threads=threads,
         )
     finally:
         torch.set_num_threads(before)
@@ -227,6 +234,23 @@ def gathered(algorithm: Algorithm, cfg: Acting, env: EnvSpec, seed: int) -> Capt
     return next(capture for capture in captures if capture.batches >= BATCHES)
 
 
+def _learner_threads(cfg: Acting, cores: int) -> list[int]:
+    """The numbers of threads that a learner of this config may have."""
+    if not isinstance(cfg, Learning):
+        return [1]
+    return sorted({1, cores}) if cfg.learner_threads == "auto" else [min(cfg.learner_threads, cores)]
+
+
+def _training(found: Capture, threads: list[int], seconds: float) -> tuple[int, float]:
+    """The number of threads of which an update takes the least time of all cores, and its updates per second."""
+    update, costs = _update_of(found), {}
+    for count in threads:
+        torch.set_num_threads(count)
+        costs[count] = _seconds_each(update, seconds)
+    cheapest = min(costs, key=lambda count: count * costs[count])
+    return cheapest, 1.0 / costs[cheapest]
+
+
 def _update_of(found: Capture) -> Callable[[], Any]:
     learner, batch = found.learner, found.batch
     del learner.update  # the class's own again
@@ -257,7 +281,7 @@ def lines(limits: Limits, cfg: Acting) -> list[str]:
     parts = [
         ("environment", limits.environment, f"steps/s on one core, {limits.environments} environments at once"),
         ("inference", limits.inference, f"actions/s on one core, {limits.inference_batch} at once"),
-        ("training", limits.training * rows, f"rows/s on one core, {rows:,} at once"),
+        ("training", limits.training * rows, f"rows/s on {_cores(limits.threads)}, {rows:,} at once"),
     ]
     told = [f"{name:12} {rate:12,.0f} {unit}" for name, rate, unit in parts]
     ratio = updates_per_step(cfg, rows)
@@ -265,6 +289,10 @@ def lines(limits: Limits, cfg: Acting) -> list[str]:
         acting = 1 / (1 / limits.environment + 1 / limits.inference)
         both = "acting and learning go each at its own pace (--samples-per-insert 0)"
         return [*told, f"{'ceiling':12} {acting:12,.0f} env steps/s on each core that acts; {both}"]
-    cores = f"{limits.cores} core{'s' if limits.cores > 1 else ''}"
     trained = f"{ratio * rows:.3g} rows trained for each"
+    cores = f"{limits.cores} core{'s' if limits.cores > 1 else ''}"
     return [*told, f"{'ceiling':12} {limits.ceiling(ratio):12,.0f} env steps/s on {cores}, {trained}"]
+
+
+def _cores(count: int) -> str:
+    return "one core" if count == 1 else f"{count} cores"

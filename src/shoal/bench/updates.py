@@ -93,7 +93,7 @@ def profiles(
         raise UserError(why.replace("The ceiling is that of this machine's cores", "Parts are timed on a CPU"))
     prepare(algorithm, cfg, env, options)
     found = {"program": in_program(algorithm, cfg, env, options, seconds)}
-    before, threads = torch.get_num_threads(), cfg.learner_threads or 1
+    before, threads = torch.get_num_threads(), 1 if cfg.learner_threads == "auto" else cfg.learner_threads
     keep_memory()  # as nodes do
     choose_library()
     try:

@@ -208,7 +208,7 @@ def _learning(ran: Ran) -> Advice | None:
             return _larger_batch(cfg, f"an update learns from {rows:,} steps: much of it is the same for any batch")
     if epochs > PASSES:
         return _fewer_passes(epochs)
-    if ran.free >= FREE and isinstance(cfg, Learning) and ran.large and cfg.learner_threads is not None:
+    if ran.free >= FREE and isinstance(cfg, Learning) and ran.large and cfg.learner_threads != "auto":
         now, cores = cfg.learner_threads, max(2, int(cfg.learner_threads + ran.free + 0.5))
         return Advice("--learner-threads", cores, now, "the learner is the slow part, and cores are idle")
     if minibatches > 1 and not ran.large:

@@ -24,6 +24,7 @@ class Config:
     shared: bool = True
     lambda_: float = 1.0
     network: str | None = None
+    threads: int | Literal["auto"] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,11 @@ def test_hyphens_and_underscores_are_the_same(words: list[str]) -> None:
     assert parsed(*words)[0].envs_per_actor == 3
 
 
+def test_a_word_may_stand_in_the_place_of_a_number() -> None:
+    assert parsed("--threads", "auto")[0].threads == "auto"
+    assert parsed("--threads=3")[0].threads == 3
+
+
 @pytest.mark.parametrize("word", ["--lambda", "--lambda_"])
 def test_a_field_named_like_a_keyword_is_typed_without_its_underscore(word: str) -> None:
     assert parsed(word, "0.9")[0].lambda_ == 0.9
@@ -63,6 +69,7 @@ def test_a_field_named_like_a_keyword_is_typed_without_its_underscore(word: str)
         (["--zzzzzzz"], "shoal train x has no option --zzzzzzz. See shoal train x --help."),
         (["--actors", "two"], "--actors two cannot be understood: give a whole number."),
         (["--lambda=high"], "--lambda high cannot be understood: give a number."),
+        (["--threads", "atuo"], "--threads atuo cannot be understood: give a whole number or auto."),
         (
             ["--hidden", "3", "x", "--seed", "1"],
             "--hidden 3 x cannot be understood: give whole numbers with spaces between, such as --hidden 64 64.",

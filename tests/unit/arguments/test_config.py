@@ -34,6 +34,7 @@ class Config(Group):
     mode: Literal["fast", "slow"] = "fast"
     hidden: config.Widths = (64, 64)
     clip: config.Positive | None = None
+    threads: config.Count | Literal["auto"] = "auto"
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -111,6 +112,9 @@ def test_the_presets_line_tells_what_it_set_and_what_the_user_set_instead() -> N
         ({"mode": "slwo"}, "--mode slwo is not known: choose one of fast, slow. Did you mean slow?"),
         ({"hidden": (8, 0)}, "--hidden 8 0 has a layer without a unit"),
         ({"clip": 0.0}, "--clip 0.0 is too small: give a number above 0."),
+        ({"threads": 0}, "--threads 0 is too small: give at least 1."),
+        ({"threads": "all"}, "--threads 'all' is no such value: give a whole number or auto."),
+        ({"threads": None}, "--threads None is no such value: give a whole number or auto."),
         ({"queue": 3}, "--queue 3 can never hold a batch of 64 items"),
     ],
 )
@@ -132,6 +136,10 @@ def test_a_good_config_passes() -> None:
 def test_a_config_comes_back_from_its_record() -> None:
     record = {"batch": 8, "hidden": [32, 16], "of a later version": 1}
     assert config.from_record(Config, record) == Config(batch=8, hidden=(32, 16))
+
+
+def test_a_null_where_a_field_had_none_before_is_its_default() -> None:
+    assert config.from_record(Config, {"threads": None, "clip": None, "batch": 8}) == Config(batch=8)
 
 
 def test_a_small_config_has_enough_of_everything_for_a_trial() -> None:

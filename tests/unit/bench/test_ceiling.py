@@ -7,12 +7,16 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from shoal.bench import throughput
 from shoal.bench.limits import (
+    Capture,
     Limits,
     _acting_batch,
+    _learner_threads,
     _seconds_each,
+    _training,
     gradients_per_update,
     limitless,
     lines,
@@ -50,6 +54,29 @@ def test_the_ceiling_is_all_cores_over_the_sum_of_the_parts() -> None:
     assert LIMITS.ceiling(1 / 10) == pytest.approx(500.0)
     assert LIMITS.ceiling(0.0) == pytest.approx(1_000.0)
     assert LIMITS.busy(env_steps=250.0, updates=25.0) == pytest.approx(0.5)
+
+
+def test_all_threads_of_a_learner_count() -> None:
+    """An update of 20 ms on two cores is as dear as one of 40 ms on one."""
+    both, one = dataclasses.replace(LIMITS, threads=2), dataclasses.replace(LIMITS, training=25.0)
+    assert both.ceiling(1 / 10) == pytest.approx(one.ceiling(1 / 10)) == pytest.approx(1_000 / 3)
+    assert "on 2 cores, 10 at once" in lines(both, config_of("impala"))[2]
+
+
+def test_training_is_measured_with_the_threads_that_a_learner_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _learner_threads(config_of("sac"), cores=2) == [1, 2]
+    assert _learner_threads(config_of("sac", learner_threads=2), cores=8) == [2]
+    assert _learner_threads(config_of("sac", learner_threads=1), cores=8) == [1]
+    assert _learner_threads(config_of("a3c"), cores=8) == [1]
+    seconds = {1: 3.0, 2: 2.0, 4: 0.5}
+    monkeypatch.setattr("shoal.bench.limits._seconds_each", lambda call, _: seconds[torch.get_num_threads()])
+    monkeypatch.setattr("shoal.bench.limits._update_of", lambda found: None)
+    before = torch.get_num_threads()
+    try:
+        assert _training(Capture(dict), [1, 2], 1.0) == (1, 1 / 3)  # two threads would take four seconds of all cores
+        assert _training(Capture(dict), [1, 4], 1.0) == (4, 2.0)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_part_is_measured_at_least_once_however_short_the_time() -> None:
