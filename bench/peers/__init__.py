@@ -20,6 +20,7 @@ PACKAGES = {
     "sample_factory": ["sample-factory==2.1.1", TORCH, "ale-py==0.12.1"],  # its own Atari extra brings no games
     "serving": ["ray[serve]==2.60.0", TORCH, "websockets==17.4", "msgpack==1.2.4"],
     "cleanrl": [TORCH, "gymnasium==1.4.0", "ale-py==0.12.1", "opencv-python-headless", *MUJOCO],
+    "d3rlpy": ["d3rlpy==2.8.1", TORCH],
     "torchrl": ["torchrl==0.14.1", TORCH, "gymnasium==1.4.0", *MUJOCO],
 }
 
