@@ -235,8 +235,8 @@ class ActorLoop(RowLoop):
         state = self._recorded(self._recorder)
         if scope == "own":
             return state
-        exact = {"stage": self._stage, "sender": self._send.state_dict(), "reporter": self._reporter.state_dict()}
-        exact |= {"acted": list(self._acted)} if self._ahead else {}
+        exact: State = {"stage": self._stage, "sender": self._send.state_dict()}
+        exact |= {"reporter": self._reporter.state_dict()} | ({"acted": list(self._acted)} if self._ahead else {})
         return state | {EXACT: exact}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
