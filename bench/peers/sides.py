@@ -105,6 +105,9 @@ def sides(task: str) -> list[Side]:
         "2 actors, learner with 1 thread": actors(2, some["ppo"], 1),
         "1 actor, learner with 2 threads": actors(1, some["ppo"], 2, *stepping),
     }
+    if not atari:  # where a learner leaves a core idle that can act
+        ahead = {"1 actor ahead, learner with 1 thread": actors(1, some["ppo"], 1, "--act-ahead")}
+        shoal_ppo = ahead | {"1 actor, learner with 1 thread": actors(1, some["ppo"], 1)} | shoal_ppo
     if atari:
         sb3 = {
             "torch with 2 threads": threads(2, "--vector", "dummy"),
