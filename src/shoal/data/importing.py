@@ -128,9 +128,8 @@ def convert(found: Foreign, target: Path, *, given: Callable[[], SpacePair] | No
     start = _start(writer.manifest.native_action_space)
     try:
         for episode in source:
-            writer.append(_counted_from_zero(episode, start), f"{found.name}: episode {taken}")
+            writer.append(_counted_from_zero(episode, start), f"{found.name}: episode {taken}", taken + 1)
             taken += 1
-            writer.taken(taken)
         writer.close(complete=True, taken=taken)
     except BaseException:
         writer.keep()

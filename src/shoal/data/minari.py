@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -161,7 +162,15 @@ def check_new(name: str) -> Path:
     if not ID.fullmatch(named):
         raise BadData(f"{named!r} is no id of Minari's: write for example hopper/expert-v0, the version is a must.")
     _minari()
+    from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage.datasets_root_dir import get_dataset_path
+
+    try:
+        parse_dataset_id(named)
+    except ValueError:
+        raise BadData(
+            f"{named!r} is no id of Minari's: write for example hopper/expert-v0, of two letters or more."
+        ) from None
 
     folder = Path(get_dataset_path(named))
     if folder.exists():
@@ -212,6 +221,11 @@ def write(data: Dataset, name: str, data_format: str = "hdf5") -> Path:
                     )
                 else:
                     made.storage.update_episodes(buffers)
-    except OSError as error:
-        raise BadData(f"{folder} cannot be written: {error.strerror or error}.") from None
+    except BaseException as error:
+        made = None  # and with it its files
+        shutil.rmtree(folder, ignore_errors=True)  # all of it, or nothing
+        if isinstance(error, Exception) and not isinstance(error, BadData):
+            what = error.strerror if isinstance(error, OSError) else None
+            raise BadData(f"{folder} cannot be written: {what or ' '.join(str(error).split())[:200]}.") from None
+        raise
     return folder

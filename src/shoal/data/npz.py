@@ -147,7 +147,8 @@ def write(data: Dataset, path: Path) -> None:
     steps = np.flatnonzero(valid)
     ends = np.zeros(len(rows), bool)
     last = data.index["first"] + data.index["length"] - 1
-    ends[last] = data.index["truncated"]
+    ends[last] = ~data.index["terminated"]  # also of those that break off, which would run into the next
+    ends[last[-1]] = data.index["truncated"][-1]  # there is no next
     record = {"observation": to_record(data.observation_space), "action": to_record(data.manifest.native_action_space)}
     columns: dict[str, Any] = {
         "actions": rows["action"][steps] + native_start(data),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,7 @@ def _alike(column: Any, each: int) -> bool:
 
 
 def write(data: Dataset, path: Path) -> None:
-    """A folder of files; each is there as a whole or not at all."""
+    """A folder of files, complete or absent."""
     arrow = _arrow()
     names = [name for name in data.record.names or () if tree.is_under(name, OBSERVATION)]
     shapes = {name: list(data.record[name].shape) for name in ("action", *names)}
@@ -262,6 +263,11 @@ def write(data: Dataset, path: Path) -> None:
     }
     try:
         path.mkdir(parents=True, exist_ok=False)
+    except FileExistsError:
+        raise BadData(f"{path} is there already: name a new folder, nothing is written over.") from None
+    except OSError as error:
+        raise BadData(f"{path} cannot be written: {error.strerror or error}.") from None
+    try:
         begin, number = 0, 0
         while begin < len(data):
             end = begin
@@ -274,10 +280,11 @@ def write(data: Dataset, path: Path) -> None:
             arrow.parquet.write_table(table, temporary, write_page_checksum=True)
             temporary.rename(path / f"part-{number:05d}.parquet")
             begin, number = end, number + 1
-    except FileExistsError:
-        raise BadData(f"{path} is there already: name a new folder, nothing is written over.") from None
-    except OSError as error:
-        raise BadData(f"{path} cannot be written: {error.strerror or error}.") from None
+    except BaseException as error:
+        shutil.rmtree(path, ignore_errors=True)  # all of it, or nothing
+        if isinstance(error, OSError):
+            raise BadData(f"{path} cannot be written: {error.strerror or _one_line(error)}.") from None
+        raise
 
 
 def _table(arrow: Any, data: Dataset, begin: int, end: int, names: list[str]) -> Any:

@@ -28,6 +28,7 @@ from shoal.data.manifest import EPISODE, EPISODES, LOCK, ROWS, Manifest, Origin
 from shoal.envs import check
 
 COMMIT_BYTES = 1 << 26
+RESERVE, RESERVED = "reserve", 1 << 18  # bytes that are given free where a full disk would not take the manifest
 COMMIT_SECONDS = 2.0
 
 
@@ -96,12 +97,14 @@ class DatasetWriter:
         try:
             for name, size in ((ROWS, self.rows * self._record.itemsize), (EPISODES, self.episodes * EPISODE.itemsize)):
                 descriptor = os.open(self.path / name, os.O_RDWR | os.O_NOFOLLOW | create, 0o666)
-                file = self._files[name] = open(descriptor, "r+b")  # noqa: SIM115 closed with the writer
+                file = self._files[name] = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 closed with the writer
                 if file.seek(0, os.SEEK_END) < size:
                     raise BadData(f"{self.path / name} is cut short: {file.tell():,} bytes where {size:,} belong.")
                 file.truncate(size)
                 file.seek(size)
             manifests.write(self.path, self.manifest)
+            with open(self.path / RESERVE, "wb") as reserve:
+                reserve.write(bytes(RESERVED))
         except BaseException as error:
             for opened in self._files.values():
                 opened.close()
@@ -113,8 +116,9 @@ class DatasetWriter:
     def steps(self) -> int:
         return self.rows - self.episodes
 
-    def append(self, episode: Episode, name: str | None = None) -> None:
-        """Add an episode; `name` is what sentences call it. It lasts from the next commit on, which comes by itself."""
+    def append(self, episode: Episode, name: str | None = None, taken: int | None = None) -> None:
+        """Add an episode; `name` is what sentences call it. It lasts from the next commit on, which comes by itself;
+        with it lasts that so many episodes of what is imported were `taken`."""
         manifest = self.manifest
         rows = to_rows(episode, self._record, manifest.action_space, name or f"episode {self.episodes}")
         entry = np.zeros(1, EPISODE)
@@ -125,40 +129,52 @@ class DatasetWriter:
         try:
             for file, values in ((ROWS, rows), (EPISODES, entry)):
                 data = values.view(np.uint8).reshape(-1).data
-                self._files[file].write(data)
                 checks[file] = zlib.crc32(data, self._checks[file])
+                while len(data):
+                    data = data[self._files[file].write(data) :]
         except OSError as error:
+            self._cut_back()
             raise _cannot(self.path, error) from None
         self._checks = checks
         steps = slice(0, len(episode))
         observed = {name: rows[name] for name in self._record.names or () if tree.is_under(name, OBSERVATION)}
         moments.add(self._sums, {**observed, ACTION: rows[ACTION][steps], REWARD: rows[REWARD][steps]})
         self.rows, self.episodes, self._pending = self.rows + len(rows), self.episodes + 1, self._pending + rows.nbytes
+        if taken is not None:
+            self.manifest = replace(self.manifest, origin=replace(self.manifest.origin, taken=taken))
         if self._pending >= COMMIT_BYTES or time.monotonic() - self._committed >= COMMIT_SECONDS:
             self.commit()
+
+    def _cut_back(self) -> None:
+        """The disk is full: what was counted stays, of half an episode nothing."""
+        for name, size in ((ROWS, self.rows * self._record.itemsize), (EPISODES, self.episodes * EPISODE.itemsize)):
+            self._files[name].truncate(size)
+            self._files[name].seek(size)
 
     def commit(self, **origin: Any) -> None:
         """Make what was appended last; fields of `Origin` may change with it."""
         try:
-            for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
-            self.manifest = replace(
-                self.manifest,
-                rows=self.rows,
-                episodes=self.episodes,
-                checksums=dict(self._checks),
-                moments=moments.plain(self._sums),
-                origin=replace(self.manifest.origin, **origin),
-            )
-            manifests.write(self.path, self.manifest)
+            self._commit(origin)
         except OSError as error:
-            raise _cannot(self.path, error) from None
+            try:  # what was kept free for it
+                (self.path / RESERVE).unlink()
+                self._commit(origin)
+            except OSError:
+                raise _cannot(self.path, error) from None
         self._pending, self._committed = 0, time.monotonic()
 
-    def taken(self, count: int) -> None:
-        """So many episodes of what is imported were looked at; lasts with the next commit."""
-        self.manifest = replace(self.manifest, origin=replace(self.manifest.origin, taken=count))
+    def _commit(self, origin: Mapping[str, Any]) -> None:
+        for file in self._files.values():
+            os.fsync(file.fileno())
+        self.manifest = replace(
+            self.manifest,
+            rows=self.rows,
+            episodes=self.episodes,
+            checksums=dict(self._checks),
+            moments=moments.plain(self._sums),
+            origin=replace(self.manifest.origin, **origin),
+        )
+        manifests.write(self.path, self.manifest)
 
     def keep(self) -> None:
         """Let go of the folder with all that was appended, or, where that cannot be, with what was committed."""
@@ -185,6 +201,7 @@ class DatasetWriter:
             except OSError:
                 pass  # what it could not write was never committed
         if files:
+            (self.path / RESERVE).unlink(missing_ok=True)
             os.close(self._lock)
 
     def __enter__(self) -> DatasetWriter:

@@ -16,10 +16,11 @@ from gymnasium import spaces
 from shoal import envs
 from shoal.acting import PerEnvironment, Policy, Recorder
 from shoal.acting.policy import Acted, State
-from shoal.data import DatasetWriter, Origin, minari, open_dataset
+from shoal.data import BadData, DatasetWriter, Origin, minari, open_dataset
 from shoal.data.cutting import Cutter
 from shoal.data.writer import LateWriter, check_new
 from shoal.envs import Environment
+from shoal.envs.faults import told_as_a_fault
 from shoal.envs.making import makes_vectors
 from shoal.envs.seeding import number_episodes, seed_of
 from shoal.errors import UserError, name_of
@@ -126,7 +127,7 @@ def collect(
     writer = LateWriter(new)
     try:
         _play(made, acts, episodes, seed, writer, Onlooker(tell, made.count))
-    except envs.EnvFault as fault:
+    except (envs.EnvFault, BadData) as fault:
         raise UserError(f"{fault} What was collected before it, {writer.kept()}, stays.") from fault
     finally:
         made.close()
@@ -168,7 +169,9 @@ def _play(made: envs.Envs, policy: Policy, episodes: int, seed: int, writer: Lat
     while any(there < share for there, share in zip(done, shares)):
         if onlooker.give_up():
             break
-        step: Step = made.step(recorder.act(observation))
+        actions = recorder.act(observation)
+        with told_as_a_fault(made.environment, "stepped"):
+            step: Step = made.step(actions)
         onlooker.see(step)
         recorder.result(step)
         observation = step.observation

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from shoal.cli.main import main
-from shoal.data import BadData, Dataset, DatasetWriter, Episode, Items, episode, gather
+from shoal.data import BadData, Dataset, DatasetWriter, Episode, Items, episode, gather, manifest
 from shoal.data.exporting import export
 from shoal.data.manifest import EPISODES, MANIFEST, ROWS
 from shoal.replay import Fifo, Replay, Table, Writer, n_step, sequence
@@ -207,11 +207,9 @@ def test_two_who_begin_the_same_dataset_do_not_write_over_each_other(
 def test_an_episode_that_did_not_fit_on_the_disk_leaves_those_before_it_whole(tmp_path: Path) -> None:
     writer = DatasetWriter(tmp_path / "data", BOX, ACTIONS)
     writer.append(made(3, 0))
-    file = writer._files[EPISODES]
-    writer._files[EPISODES] = Full()  # type: ignore[assignment]
+    writer._files[EPISODES] = Full(writer._files[EPISODES])  # type: ignore[assignment]
     with pytest.raises(BadData, match="the disk is full"):
         writer.append(made(4, 1))
-    writer._files[EPISODES] = file
     writer.close()
     data = Dataset(tmp_path / "data")
     data.verify()
@@ -252,8 +250,81 @@ def test_links_in_a_dataset_are_not_written_through(tmp_path: Path) -> None:
 class Full:
     """A file on a disk without space."""
 
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
     def write(self, data: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_a_full_disk_takes_the_manifest_of_all_that_was_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_manifest = manifest.write
+
+    def only_with_space(path: Path, what: Any) -> None:
+        if what.episodes and (path / "reserve").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_manifest(path, what)
+
+    monkeypatch.setattr(manifest, "write", only_with_space)
+    write(tmp_path / "data", (3, 4))
+    assert Dataset(tmp_path / "data").lengths.tolist() == [3, 4]
+    assert not (tmp_path / "data" / "reserve").exists()
+
+
+def test_an_import_that_goes_on_takes_no_episode_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed right after a commit that an episode has caused."""
+    export(write(tmp_path / "data"), str(tmp_path / "logs.npz"))
+    monkeypatch.setattr("shoal.data.writer.COMMIT_SECONDS", 0.0)
+    pid = os.fork()
+    if pid == 0:
+        commits = iter(range(4))
+
+        def killed(writer: DatasetWriter, origin: Any) -> None:
+            commit(writer, origin)
+            if next(commits) == 3:
+                os._exit(9)
+
+        commit = DatasetWriter._commit
+        monkeypatch.setattr(DatasetWriter, "_commit", killed)
+        main(["data", "import", str(tmp_path / "logs.npz"), "--output", str(tmp_path / "again")])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert len(Dataset(tmp_path / "again")) == 4
+    assert main(["data", "import", str(tmp_path / "logs.npz"), "--output", str(tmp_path / "again")]) == 0
+    assert Dataset(tmp_path / "again").lengths.tolist() == list(LENGTHS)
+
+
+@pytest.mark.parametrize("output", ["parquet", "minari:own/test-v0"])
+def test_an_export_that_fails_leaves_nothing(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    data = write(tmp_path / "data")
+    read, counted = Dataset.episode, iter(range(3))
+
+    def full(self: Dataset, number: int) -> Any:
+        if next(counted, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return read(self, number)
+
+    monkeypatch.setattr(Dataset, "episode", full)
+    monkeypatch.setattr(
+        "pyarrow.parquet.write_table",
+        lambda *_, **__: full(data, 0) and full(data, 9) and full(data, 9) and full(data, 9),
+    )
+    target = tmp_path / "parquet" if output == "parquet" else tmp_path / "minari" / "own" / "test-v0"
+    with pytest.raises(BadData, match="No space left on device"):
+        export(data, str(target) if output == "parquet" else output)
+    assert not target.exists()
+
+
+def test_an_id_that_minari_does_not_take_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    with pytest.raises(BadData, match="'a/b-v0' is no id of Minari's"):
+        export(write(tmp_path / "data"), "minari:a/b-v0")
 
 
 @pytest.mark.parametrize(
