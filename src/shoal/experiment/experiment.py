@@ -241,7 +241,9 @@ class RunningExperiment:
                     stopped_by, failure = self._until_stopped()
                     self.listeners.ending = True
                     if failure is not None and not self._never_began(failure):
-                        self.display.note(f"{failure}; the run ends, and what it has learned is saved")  # takes seconds
+                        self.display.note(
+                            f"{str(failure).rstrip('.')}; the run ends, and what it has learned is saved"
+                        )  # takes seconds
                     final = self._end(Ending(self.run, self.program, self.display.note))
                 finally:
                     self.listeners.close()
