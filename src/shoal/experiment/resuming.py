@@ -232,7 +232,8 @@ def _refuse_what_is_behind(resumed: Resumed, options: Mapping[str, Any], chosen:
                 f"with and has reached ({passed:,.12g} {name}): give --stop-{name} too, with more."
             )
         raise UserError(
-            f"--stop-{name} {stop:g} is behind the run in {resumed.path}, which has {round(passed, 1):,.12g} {name}: give more."
+            f"--stop-{name} {stop:g} is behind the run in {resumed.path}, which has {round(passed, 1):,.12g} {name}: "
+            "give more."
         )
 
 
