@@ -55,3 +55,10 @@ def test_what_the_page_names_is_there(path: str, name: str) -> None:
 
 def test_the_page_names_enough_to_be_checked() -> None:
     assert len([name for _, name in NAMED if name]) >= 30
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """They are imported by their names alone, as are their helpers: two of one name cannot be run together."""
+    tests = Path(__file__).parents[1]
+    names = [file.name for file in tests.rglob("*.py") if file.name != "conftest.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
