@@ -26,8 +26,8 @@ import numpy as np
 from shoal.program import Client, Context
 from shoal.runtime.network.identity import Authority, Identity
 from shoal.runtime.network.listener import Listener
+from shoal.runtime.network.presence import make_lanes
 from shoal.runtime.network.rpc import serve
-from shoal.runtime.ray.remote import make_lanes
 
 SIZE = 1_000_000  # bytes of the large message
 CALLEE, CALLER = "10.231.7.1", "10.231.7.2"

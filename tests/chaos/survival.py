@@ -153,7 +153,7 @@ class Survival:
     def _victims(self) -> list[psutil.Process]:
         """Nodes, and on the local runtime the zygote; on Ray what the cluster itself consists of is not the run's."""
         if self._runtime == "ray":
-            return [process for process in self._family() if _name(process).startswith("ray::NodeActor")]
+            return [process for process in self._family() if "shoal.runtime.local.zygote" in _command(process)]
         return self._family()
 
     def _family(self) -> list[psutil.Process]:
@@ -179,6 +179,14 @@ def _name(process: psutil.Process) -> str:
         return str(process.name())
     except psutil.Error:  # it has just ended
         return ""
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Nodes have that of the zygote which has forked them."""
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has just ended
+        return []
 
 
 def survive(

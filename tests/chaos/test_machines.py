@@ -65,7 +65,9 @@ class Machine:
         return [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
 
     def nodes(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if process.name().startswith("ray::NodeActor")]
+        """Forked by a zygote, each under its own name."""
+        forked = [process for process in self.processes() if "shoal.runtime.local.zygote" in process.cmdline()]
+        return [process for process in forked if not process.name().startswith("python")]
 
     def kill(self) -> None:
         for process in self.processes():

@@ -58,6 +58,8 @@ class Supervisor:
     max_failures: int = 5
     on_loss: Callable[[Loss], None] = lambda loss: None
     on_hang: Callable[[Hang], None] = lambda hang: None
+    on_print: Callable[[str, str, str], None] = lambda node, machine, text: None  # what a node has printed, and where
+    on_note: Callable[[str], None] = lambda text: None  # what a user should know, in a sentence
     hang_seconds: float | None = HANG_SECONDS  # without a sign of life; None or 0: nobody looks
     interrupted: Callable[[], bool] = lambda: False  # asked between two nodes that are started: no further one is
     states: dict[str, Callable[[], Any]] = field(default_factory=dict)  # what a node takes when it is started again

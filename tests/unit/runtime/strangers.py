@@ -10,9 +10,9 @@ from shoal.program import Client, Context
 from shoal.runtime.network.endpoints import ABSTRACT, Endpoint
 from shoal.runtime.network.identity import Authority, Identity
 from shoal.runtime.network.listener import Listener
+from shoal.runtime.network.presence import make_lanes
 from shoal.runtime.network.rpc import serve
 from shoal.runtime.network.transport import Connection
-from shoal.runtime.ray.remote import make_lanes
 
 AUTHORITY = Authority()
 

@@ -1,4 +1,4 @@
-"""What is asked of Ray for a node, and what is said when Ray cannot be had; without starting it."""
+"""How Ray is started, and what is said when it cannot be had; without starting it."""
 
 from __future__ import annotations
 
@@ -10,89 +10,12 @@ from typing import Any
 
 import pytest
 
-from shoal import envs
-from shoal.algorithms import impala
 from shoal.errors import UserError
-from shoal.loops.actor import ActorLoop, RemoteActorLoop
-from shoal.loops.evaluator import Evaluator
-from shoal.loops.learner import LearnerLoop
-from shoal.loops.wiring import ReplayFrontend, Settings
-from shoal.loops.worker import Publisher, WorkerLoop
-from shoal.program import Node, Program, Resources
-from shoal.replay import Replay
-from shoal.services.gradients import GradientServer
-from shoal.services.group import Group
-from shoal.services.inference import InferenceServer
-from shoal.services.metrics import Metrics
-from shoal.services.weights import WeightStore
 
 pytestmark = pytest.mark.ray
 pytest.importorskip("ray")
 
 from shoal.runtime.ray import cluster  # noqa: E402 - only where Ray is installed
-
-HERE = "a" * 56
-STAY = [Metrics, WeightStore, Replay, ReplayFrontend, Group, GradientServer, InferenceServer, LearnerLoop, Publisher]
-SPREAD = [ActorLoop, RemoteActorLoop, Evaluator, WorkerLoop]
-
-
-@pytest.fixture
-def joined(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
-    """As if this process were part of a cluster."""
-    context = SimpleNamespace(get_node_id=lambda: HERE)
-    fake = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
-    monkeypatch.setattr(cluster, "ray", fake)
-    return cluster.Cluster(None)
-
-
-def node(factory: Any, resources: Resources | None = None) -> Node:
-    program = Program()
-    program.add("node", factory)
-    program.place("node", resources)
-    return program.nodes["node"]
-
-
-@pytest.mark.parametrize("factory", STAY)
-def test_services_and_learners_stay_with_the_driver(joined: cluster.Cluster, factory: Any) -> None:
-    """Or the loss of any machine would be the loss of one of them, restartable or not."""
-    strategy = joined.options(node(factory))["scheduling_strategy"]
-    assert (strategy.node_id, strategy.soft) == (HERE, False)
-    threads = joined.options(node(factory, Resources(cpus=0.0, threads=4)))["scheduling_strategy"]
-    assert threads.node_id == HERE
-
-
-@pytest.mark.parametrize("factory", SPREAD)
-def test_what_there_are_many_of_is_spread_over_the_machines(joined: cluster.Cluster, factory: Any) -> None:
-    assert joined.options(node(factory))["scheduling_strategy"] == "SPREAD"
-    moved = joined.options(node(factory), "b" * 56)["scheduling_strategy"]
-    assert (moved.node_id, moved.soft) == ("b" * 56, False), "Ray takes an inclination lightly"
-
-
-def gpus(joined: cluster.Cluster, **devices: str) -> dict[str, Any]:
-    """What Ray is asked for, for the nodes of a program that work on devices."""
-    cfg = impala.Config(env="CartPole-v1", actors=3, **devices)
-    program = impala.program(cfg, envs.describe("CartPole-v1"), Settings())
-    asked = {name: joined.options(node)["num_gpus"] for name, node in program.nodes.items()}
-    return {name: share for name, share in asked.items() if share}
-
-
-def test_who_computes_on_cuda_asks_for_a_gpu_and_nobody_else(joined: cluster.Cluster) -> None:
-    acting = ("actor/0", "actor/1", "actor/2", "evaluator")
-    assert gpus(joined, device="cuda") == {"learner": 1.0}
-    assert gpus(joined, acting_device="cuda:0") == pytest.approx(dict.fromkeys(acting, 0.25), abs=2e-4)
-    assert gpus(joined) == {}
-    shared = gpus(joined, device="cuda", acting_device="cuda")
-    assert shared == pytest.approx({"learner": 0.75} | dict.fromkeys(acting, 0.0625), abs=2e-4)
-    assert sum(shared.values()) <= 1.0, "one GPU is enough"
-
-
-def test_who_asks_for_something_is_placed_where_that_is(joined: cluster.Cluster) -> None:
-    options = joined.options(node(LearnerLoop, Resources(cpus=2.0, gpus=1.0, memory=1 << 30, node="big")))
-    assert "scheduling_strategy" not in options
-    assert (options["num_cpus"], options["num_gpus"], options["memory"]) == (2.0, 1.0, 1 << 30)
-    assert options["resources"] == {"node:big": 0.001}
-    assert (options["max_restarts"], options["max_task_retries"]) == (0, 0)
-
 
 # ---- starting
 

@@ -1,33 +1,41 @@
 """The life of one node process: build the object, serve its callers, drive its step, end with the run.
 
-Started by the zygote (fork) or, where forking is unsafe, as `python -m shoal.runtime.local.node FD`.
+Started by the zygote (fork) or, where forking is unsafe, as `python -m shoal.runtime.local.node FD`. Its callers and
+callees are connected by their parent, or, on a cluster, meet by address.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import queue
 import signal
 import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from shoal import sync
-from shoal.program import Client, Context, Node
+from shoal.program import Client, Context, Node, set_current
 from shoal.runtime import devices, host
 from shoal.runtime.network.rpc import LocalLane, serve
 from shoal.runtime.network.transport import Closed, Connection
 from shoal.runtime.supervision import Beat, Event, Finished
+
+if TYPE_CHECKING:  # needs a library that only clusters need
+    from shoal.runtime.network.endpoints import Endpoint
+    from shoal.runtime.network.presence import Network, Presence
 
 GRACE = 3.0  # seconds a node may take to end by itself
 
 
 @dataclass
 class Start:
-    """The first order to a node process. File descriptors come along: two per callee, then one per board."""
+    """The first order to a node process. File descriptors come along: two per callee, then one per board, then one to
+    print to."""
 
     node: bytes  # a pickled Node
     context: Context
@@ -35,6 +43,21 @@ class Start:
     boards: dict[str, Any] = field(default_factory=dict)  # callee -> client class over shared memory
     path: list[str] = field(default_factory=list)
     held: bool = False  # it begins at a further order: those who ran already would keep the others from being started
+    network: Network | None = None  # where nodes meet by address: they are told at that further order
+    prints: bool = False  # what it prints goes to a descriptor of its own
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A node's process can be called, as soon as its key is signed."""
+
+    node: str
+    endpoint: Endpoint
+    public_key: bytes
+    pid: int
+
+
+Told = Event | Listening  # by a node's process
 
 
 class NodeProcess:
@@ -49,15 +72,21 @@ class NodeProcess:
         self._target: Any = None
         self._context = Context()
         self._heart = host.Heart()
+        self._presence: Presence | None = None
+        self._callees: dict[str, Endpoint] = {}
+        self._moved: queue.SimpleQueue[tuple[str, Endpoint]] = queue.SimpleQueue()  # callees that were started again
 
     def run(self) -> None:
         start, fds = self._first_order()
         try:
             node = self._accept(start, fds)
             threading.Thread(target=self._listen, daemon=True, name="control").start()
+            if start.network is not None:
+                self._appear(start.network)
             if start.held:
                 self._begin.wait()
             if not self._stopping.is_set():
+                self._meet_callees()
                 self._target = node.build(self._client)
                 self._built.set()
             if self._heart.drive(self._target, self._stopping.is_set):
@@ -94,6 +123,8 @@ class NodeProcess:
             self._lanes[callee] = (lanes[0], lanes[1])
         for callee, make in start.boards.items():
             self._boards[callee] = (make, fds.pop(0))
+        if start.prints:
+            _print_to(fds.pop(0))
         self._context = start.context
         node: Node = pickle.loads(start.node)
         host.name_process(node.name)
@@ -102,6 +133,31 @@ class NodeProcess:
         devices.take(node, start.context)
         return node
 
+    def _appear(self, network: Network) -> None:
+        """Listen, and tell where."""
+        from shoal.runtime.network.presence import Presence
+
+        self._context = replace(self._context, address=network.host)
+        set_current(self._context)
+        self._presence = Presence(network, self._answer)
+        self._tell(Listening(self._context.name, self._presence.endpoint, self._presence.public_key, os.getpid()))
+
+    def _meet_callees(self) -> None:
+        if self._presence is None:  # the parent has connected them
+            return
+        for callee, endpoint in self._callees.items():
+            self._lanes[callee] = self._presence.lanes(callee, endpoint)
+        threading.Thread(target=self._follow_callees, daemon=True, name="callees").start()
+
+    def _follow_callees(self) -> None:
+        """Later calls of one that was started again go to the newcomer. To reach it may take long, which must not hold
+        up the signs of life."""
+        assert self._presence is not None
+        while True:
+            callee, endpoint = self._moved.get()
+            for lane in self._lanes[callee]:
+                lane.replace(self._presence.connect(endpoint))
+
     def _client(self, name: str) -> Any:
         client = Client(name, *self._lanes[name])
         if name in self._boards:
@@ -109,7 +165,7 @@ class NodeProcess:
             return make(client, fd)
         return client
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Told) -> None:
         with self._sending:
             try:
                 self._control.send(event)
@@ -134,6 +190,13 @@ class NodeProcess:
                 case ("reconnect", callee):
                     for lane, fd in zip(self._lanes[callee], fds):
                         lane.replace(_connection(fd))
+                case ("moved", callee, endpoint):
+                    self._moved.put((callee, endpoint))
+                case ("join", certificate, callees):
+                    assert self._presence is not None
+                    self._presence.join(certificate)
+                    self._callees = callees
+                    self._begin.set()
                 case ("begin",):
                     self._begin.set()
                 case ("stop",):
@@ -154,8 +217,20 @@ class NodeProcess:
             self._tell(beat)
 
     def _serve(self, fd: int) -> None:
+        self._answer(_connection(fd))
+
+    def _answer(self, connection: Connection) -> None:
         self._built.wait()
-        serve(self._target, _connection(fd), self._context)
+        serve(self._target, connection, self._context)
+
+
+def _print_to(fd: int) -> None:
+    """Have whatever this process and its children print go there."""
+    for number in (1, 2):
+        os.dup2(fd, number)
+    os.close(fd)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _connection(fd: int) -> Connection:

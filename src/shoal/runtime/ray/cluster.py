@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joined, or started for it; and how Ray is to run a node."""
+"""The Ray cluster of a run: joined, or started for it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from typing import Any
 
 import ray as typed_ray
 from ray import exceptions
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.errors import UserError
-from shoal.program import Node
 from shoal.runtime import host
-from shoal.runtime.ray import placement
 from shoal.runtime.ray.reaper import Reaper
-from shoal.runtime.ray.remote import RemoteNode
 
 ray: Any = typed_ray  # its own types are incomplete
 OBJECT_STORE = 1 << 27  # bytes; nothing of ours goes through it
@@ -35,14 +31,11 @@ class Cluster:
     def __init__(self, address: str | None) -> None:
         self._joined = False  # whether leaving is up to us
         self._reaper: Reaper | None = None
-        self._environment: dict[str, str] = {}
         if ray.is_initialized():
-            self._environment = _threads()
             return
         address = address or os.environ.get("RAY_ADDRESS")  # Ray sets it for submitted jobs
         with _own_signals():
             if address:
-                self._environment = _threads()
                 join(address)
             else:
                 self._start()
@@ -67,26 +60,6 @@ class Cluster:
                         f"({_reason(error)}): try again when it is less busy, or take --runtime local"
                     ) from None
 
-    def options(self, node: Node, machine: str | None = None) -> dict[str, Any]:
-        """How Ray is to run a node, and, where it is to move, on which machine. The supervisor restarts nodes, never
-        Ray: it would repeat calls silently."""
-        options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": RemoteNode.ORDERS}
-        if self._environment:
-            options["runtime_env"] = {"env_vars": self._environment}
-        demand = placement.demand(node)
-        if not demand:
-            # services and learners stay together with the driver, whose machine the run cannot lose anyway
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            options["scheduling_strategy"] = "SPREAD" if node.spread else here
-            if node.spread and machine is not None:
-                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(machine, soft=False)
-        options["num_cpus"] = demand.pop("CPU", 0)
-        options["num_gpus"] = demand.pop("GPU", 0)
-        options["memory"] = int(demand.pop("memory", 0)) or None
-        if demand:
-            options["resources"] = demand
-        return options
-
     def close(self) -> None:
         if self._joined:
             ray.shutdown()
@@ -103,7 +76,7 @@ def _short_directory() -> str:
     return tempfile.mkdtemp(prefix="shoal-", dir=None if short else "/tmp")
 
 
-def _threads() -> dict[str, str]:
+def threads() -> dict[str, str]:
     """The variables that keep a process to one computing thread, unless the user set a number."""
     environment = host.single_threaded_environment()
     return {name: environment[name] for name in host.THREAD_VARIABLES}
@@ -188,7 +161,7 @@ def _start(directory: str) -> None:
     if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         # ~/.ray/auth_token, which Ray would make and take, can be read by all users who can enter the home directory
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    with _variables(_threads() | variables), _loopback():
+    with _variables(threads() | variables), _loopback():
         _forget_token()
         ray.init(
             address="local",

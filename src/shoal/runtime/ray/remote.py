@@ -1,113 +1,154 @@
-"""A node's life in a process that takes its orders by method calls (a Ray actor) and answers other nodes on sockets."""
+"""An agent on a machine of the cluster: a Ray actor that forks nodes there and takes its orders on a stream of its own.
+
+Ray carries public keys and certificates only. Nodes, their states and the run's secret come over TLS.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
-import pickle
-import queue
+import socket
 import sys
 import threading
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from shoal import sync
-from shoal.program import Client, Context, Node
-from shoal.runtime import devices, host
-from shoal.runtime.network.endpoints import Endpoint, connect
+from shoal.runtime.host import BEAT
+from shoal.runtime.local.agent import Agent, Printed
+from shoal.runtime.local.node import Start, Told
+from shoal.runtime.network.endpoints import Endpoint
 from shoal.runtime.network.identity import Identity, Trust
 from shoal.runtime.network.listener import Listener
-from shoal.runtime.network.rpc import LocalLane, serve
-from shoal.runtime.network.transport import Connection
-from shoal.runtime.supervision import Beat, Event, Finished
+from shoal.runtime.network.transport import Closed, Connection
+from shoal.runtime.supervision import Beat
 
-BEAT = 5.0  # seconds between two signs of life: each costs a call by Ray
+Word = Told | Printed  # what an agent tells
+LISTENING = 30.0  # seconds after which an agent to which no driver has come ends
+GATHERING = 0.25  # seconds for which signs of life and prints are gathered before they are told
+ENDING = 5.0  # seconds in which Ray should have ended a process that has nothing left to do
+UNHEARD = 20.0  # seconds after which data that nobody acknowledges say that the other machine is gone
 
 
 @dataclass(frozen=True)
-class Stopped:
-    """The last thing that a node tells."""
+class Welcome:
+    """The first thing that a driver says to an agent."""
+
+    path: list[str]  # where modules are found
 
 
-class RemoteNode:
-    """Public methods are the driver's orders: `listen`, then `begin`, at last `stop`, and `event` all the time."""
+class AgentLoop:
+    """An agent with a thread of its own, which takes orders from other threads and tells what happens."""
 
-    ORDERS = 4  # at a time: `event` waits, `stop` and `reconnect` do not
+    def __init__(self, agent: Agent, tell: Callable[[list[Word]], None]) -> None:
+        self._agent, self._tell = agent, tell
+        self._orders: collections.deque[tuple[Any, ...]] = collections.deque()
+        self._wake, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
 
-    def __init__(self, trust: Trust, path: list[str]) -> None:
-        sys.path.extend(entry for entry in path if entry not in sys.path)
-        self._identity = Identity(trust)
-        self._listener: Listener | None = None
-        self._events: queue.SimpleQueue[Event | Stopped] = queue.SimpleQueue()
-        self._lanes: dict[str, tuple[LocalLane, LocalLane]] = {}
-        self._connected = threading.Event()
-        self._built = threading.Event()
-        self._stopping = threading.Event()
-        self._target: Any = None
-        self._context = Context()
-        self._heart = host.Heart()
+    def put(self, *order: Any) -> None:
+        self._orders.append(order)
+        with contextlib.suppress(OSError):  # full of the same, or closed
+            self._waker.send(b".")
 
-    def listen(self, host_address: str) -> tuple[str, Endpoint, int, bytes]:
-        """Where this node will answer, its process, and its public key, for the driver to sign."""
-        self._listener = Listener(self._identity, host_address, self._serve)
-        return "listening", self._listener.endpoint, os.getpid(), self._identity.public_key
+    def run(self) -> None:
+        """Until it is told to end, or its words cannot be told."""
+        gathered: list[Word] = []
+        due = 0.0
+        try:
+            while True:
+                gathered += self._agent.hear(
+                    max(0.0, due - time.monotonic()) if gathered else BEAT, self._wake.fileno()
+                )
+                now = time.monotonic()
+                if now >= due or any(not isinstance(word, Beat | Printed) for word in gathered):
+                    self._tell(gathered)  # also nothing is a sign of life
+                    gathered, due = [], now + (GATHERING if gathered else BEAT)
+                if not self._obey():
+                    return
+        finally:
+            self._agent.close()
+            self._wake.close()
+            self._waker.close()
 
-    def begin(self, node: bytes, context: Context, callees: dict[str, Endpoint], certificate: bytes) -> None:
-        assert self._listener is not None
-        self._context = replace(context, address=self._listener.endpoint.host)
+    def _obey(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(4096, socket.MSG_DONTWAIT)
+        while self._orders:
+            match self._orders.popleft():
+                case ("start", Start() as start):
+                    self._agent.start(start)
+                case ("order", name, order):
+                    self._agent.order(name, order)
+                case ("kill", name):
+                    self._agent.kill(name)
+                case ("end",):
+                    return False
+        return True
+
+
+class AgentActor:
+    """What Ray starts on a machine."""
+
+    def __init__(self, authority: bytes, host: str, variables: dict[str, str]) -> None:
+        """`authority`: the certificate with which the run's driver signs; `variables`: of its nodes' environment."""
+        os.environ.update(variables)
+        self._agent = Agent(prints=True)  # the zygote imports while the driver signs
+        self._identity = Identity(Trust(b"", authority))
+        self._listener = Listener(self._identity, host, self._serve, near=False, secure=True)
+        self._called = threading.Lock()
+        self._served = False
+
+    def listen(self) -> tuple[Endpoint, bytes, int]:
+        return self._listener.endpoint, self._identity.public_key, os.getpid()
+
+    def join(self, certificate: bytes) -> None:
+        """From now on the driver can call."""
         self._identity.certify(certificate)
         self._listener.open()
-        self._lanes = {callee: make_lanes(callee, endpoint, self._identity) for callee, endpoint in callees.items()}
-        self._connected.set()
-        threading.Thread(target=self._live, args=(node,), name=context.name, daemon=True).start()
-        threading.Thread(target=self._give_signs, name="heart", daemon=True).start()
+        threading.Timer(LISTENING, self._end_unless_served).start()
 
-    def event(self) -> Event | Stopped:
-        """The next thing the driver should know; waits for it."""
-        return self._events.get()
-
-    def reconnect(self, callee: str, endpoint: Endpoint) -> None:
-        """The callee was started again: later calls go to the newcomer."""
-        self._connected.wait()  # Ray may run this order before `begin`
-        for lane in self._lanes[callee]:
-            lane.replace(connect(endpoint, self._identity))
-
-    def stop(self) -> None:
-        self._stopping.set()
-        sync.end_process()
-        if self._target is None or hasattr(self._target, "step"):
-            for lanes in self._lanes.values():
-                for lane in lanes:
-                    lane.hang_up()  # wakes a step that waits for an answer
-
-    def _live(self, pickled: bytes) -> None:
-        try:
-            node: Node = pickle.loads(pickled)
-            host.keep_memory()
-            host.prepare(self._context, node.resources.threads)  # after unpickling has imported torch, or not
-            devices.take(node, self._context)
-            self._target = node.build(lambda name: Client(name, *self._lanes[name]))
-            self._built.set()
-            if self._heart.drive(self._target, self._stopping.is_set):
-                self._events.put(Finished(node.name))
-            self._stopping.wait()
-            host.close(self._target)
-        except BaseException as error:  # an environment may raise anything
-            if not self._stopping.is_set():
-                host.close_quietly(self._target)
-                self._events.put(host.failure(self._context.name, error, self._heart.progress))
-        self._events.put(Stopped())
-
-    def _give_signs(self) -> None:
-        while not self._stopping.wait(BEAT):
-            beat = Beat(self._context.name, *self._heart.beat(BEAT))
-            if self._events.empty():  # the driver listens
-                self._events.put(beat)
+    def _end_unless_served(self) -> None:
+        if not self._served:
+            os._exit(1)
 
     def _serve(self, connection: Connection) -> None:
-        self._built.wait()
-        serve(self._target, connection, self._context)
+        """Follow the driver's orders until it hangs up. There is but one driver."""
+        with self._called:
+            if self._served:
+                connection.close()
+                return
+            self._served = True
+        watch_closely(connection)
+        loop = AgentLoop(self._agent, connection.send)
+        try:
+            welcome = connection.receive()[0]
+            assert isinstance(welcome, Welcome)
+            sys.path.extend(entry for entry in welcome.path if entry not in sys.path)
+            threading.Thread(target=self._run, args=(loop, connection), name="agent").start()
+            while True:
+                loop.put(*connection.receive()[0])
+        except Closed:  # the driver is gone, or has what it wanted
+            loop.put("end")
+
+    def _run(self, loop: AgentLoop, connection: Connection) -> None:
+        try:
+            with contextlib.suppress(Closed):
+                loop.run()
+        finally:
+            connection.shut_down()
+            threading.Timer(ENDING, os._exit, (0,)).start()
 
 
-def make_lanes(callee: str, endpoint: Endpoint, identity: Identity) -> tuple[LocalLane, LocalLane]:
-    """Waiting calls and futures, each on a stream of its own."""
-    return LocalLane(callee, connect(endpoint, identity)), LocalLane(callee, connect(endpoint, identity))
+def watch_closely(connection: Connection) -> None:
+    """Find out sooner than others that the other machine is gone: by data, or probes, that it does not acknowledge."""
+    for option, value in (
+        ("TCP_KEEPIDLE", 5),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(UNHEARD * 1e3)),
+    ):
+        if hasattr(socket, option):
+            connection.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,88 +1,121 @@
-"""A program on Ray: one Ray actor per node, placed by its resources.
+"""A program on a Ray cluster: an agent on each machine forks the nodes that are placed there.
 
-Ray places the nodes on machines, starts their processes and says when one has died. The calls between nodes do not go
-through Ray, which costs 1.6 to 2 ms of CPU each (and 6 ms from 100 KB on): every node listens on sockets of its own
-and speaks the local runtime's protocol, so order, waiting, timeouts and failures are those of the local runtime.
+Ray finds the machines, holds what the nodes ask for, starts the agents and says when one has died. Everything else goes
+over sockets of our own: orders to agents, and the calls between nodes, which by Ray would cost 1.6 to 2 ms of CPU each
+(and 6 ms from 100 KB on). Nodes live as on the local runtime, so order, waiting, timeouts and failures are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-import signal
+import dataclasses
+import itertools
+import pickle
+import queue
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import ray as typed_ray
-from ray import exceptions
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.errors import UserError
 from shoal.program import Context, Node, Program
+from shoal.runtime.host import BEAT
+from shoal.runtime.local.agent import ZYGOTE, Agent, Printed
+from shoal.runtime.local.node import Listening, Start
 from shoal.runtime.network.endpoints import NOWHERE, Endpoint, connect
 from shoal.runtime.network.identity import Authority
+from shoal.runtime.network.presence import Network, make_lanes
 from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.processes import ProcessRun
 from shoal.runtime.ray import placement
-from shoal.runtime.ray.cluster import Cluster
-from shoal.runtime.ray.remote import BEAT, RemoteNode, Stopped, make_lanes
-from shoal.runtime.restarts import Supervisor
-from shoal.runtime.supervision import Beat, Event, Finished, Lost
+from shoal.runtime.ray.agents import Gone, HomeAgent, Inbox, RemoteAgent
+from shoal.runtime.ray.cluster import Cluster, threads
+from shoal.runtime.ray.placement import Amounts, Machine, NoRoom, Places, Wishes
+from shoal.runtime.ray.reservations import Reservations
+from shoal.runtime.ray.watch import Watch
+from shoal.runtime.restarts import RunFailed, Supervisor
+from shoal.runtime.supervision import Beat, Event, Lost
 
-GRACE = 3.0  # seconds a node may take to end by itself
+ASKING = 8.0  # seconds after which it is told that what the nodes ask for cannot be had
+ADDING = 2.0  # as many for nodes that are added, since the run stands still meanwhile
+HOLDING = 2.0  # seconds that Ray may take to hold what is free
+SETTLING = 1.5  # seconds for which it is waited that a run which has just ended lets go
+RETRY = 0.3  # seconds between two attempts
+PLACING = 60.0  # seconds in which every agent, and every node, must have been started,
+PLACING_EACH = 1.0  # and so many more for each of the nodes
+SILENT = 10.0  # seconds without a word after which an agent that does not obey counts as lost
+SHUNNED = 60.0  # seconds for which a machine that has lost something gets nothing new where there are others
 WITH_MACHINE = "was lost with its machine"
-LOOK = 5.0  # seconds between two looks at the machines of the cluster
-PLACING = 120.0  # seconds the cluster may take to start the nodes
 ray: Any = typed_ray  # its own types are incomplete
-
-
-class NodeActor(RemoteNode):
-    """The Ray actor in which a node lives."""
-
-    def listen_here(self) -> tuple[tuple[str, Endpoint, int, bytes], str]:
-        """Where it listens, and on which machine."""
-        return self.listen(ray.util.get_node_ip_address()), ray.get_runtime_context().get_node_id()
 
 
 @dataclass
 class Process:
-    """A node's Ray actor as the driver sees it."""
+    """A node as the driver sees it."""
 
     node: Node
-    actor: Any
-    awaited: Any  # the reference to what it will tell next
     context: Context
+    agent: str  # its key
     endpoint: Endpoint | None = None
     pid: int | None = None
     public_key: bytes = b""
-    machine: str = ""  # as Ray calls it
     begun: bool = False
     untold: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)  # calls that wait until it has begun
 
 
 class RayRun(ProcessRun):
-    """A running program, every node an actor of a Ray cluster."""
+    """A running program on the machines of a Ray cluster."""
 
     def __init__(
-        self, program: Program, *, seed: int = 0, supervisor: Supervisor | None = None, address: str | None = None
+        self,
+        program: Program,
+        *,
+        seed: int = 0,
+        supervisor: Supervisor | None = None,
+        address: str | None = None,
+        wishes: Wishes | None = None,
+        wait_for_resources: float = 0.0,
+        encrypted: bool = True,
     ) -> None:
         super().__init__(program, supervisor, seed)
+        self._wishes, self._patience, self._encrypted = wishes or Wishes(), wait_for_resources, encrypted
         self._authority = Authority()
         self._identity = self._authority.identity()
-        self._namespace = f"shoal-{secrets.token_hex(8)}"
         self._processes: dict[str, Process] = {}
-        self._killed: list[Event] = []  # losses that nobody will tell of
-        self._moves: dict[str, str] = {}  # nodes that are to be on other machines when they are started again
-        self._next_look = 0.0  # at the machines
+        self._agents: dict[str, HomeAgent | RemoteAgent] = {}
+        self._heard: dict[str, float] = {}  # when an agent was heard last
+        self._shunned: dict[str, float] = {}  # machines that have lost something, and until when
+        self._inbox: Inbox = queue.SimpleQueue()
         self._placing = True  # nodes begin when all of them have a place
-        self._cluster = Cluster(address)
+        self._agent = Agent(prints=True)  # it imports what nodes need while Ray is being joined
+        self._reservations = Reservations()
+        self._where: dict[str, str] = {}  # the machine of each node,
+        self._asked: dict[str, Amounts] = {}  # what is asked for it there,
+        self._keys: dict[str, str] = {}  # and the agent that starts it
+        self._gpus: dict[str, float] = {}  # that an agent holds
+        self._shared = False  # nodes share CPUs, of which there are too few
+        self._beside: str | None = None  # the machine of the services
+        self._moves: dict[str, str] = {}  # nodes that are to be on other machines when they are started again
+        self._emptier: set[str] = set()  # machines that nodes have left
+        self._names: dict[str, str] = {}  # of machines, also of those that are gone
+        self._numbers = itertools.count()
         try:
-            self._machines = _machines()
-            placement.check(program, list(self._machines.values()))
+            self._cluster = Cluster(address)
+        except BaseException:
+            self._agent.close()
+            raise
+        self._watch = Watch()
+        try:
+            self._home = ray.get_runtime_context().get_node_id()
+            self._agents[self._home] = HomeAgent(self._home, self._agent, self._inbox)
+            waits = self._patience > 0
+            self._find_places(program.nodes.values(), self._patience if waits else ASKING, patient=waits)
+            self._known = {*self._watch.machines}
             self._supervision.start_all()
             self._placed()
         except BaseException:
@@ -95,133 +128,147 @@ class RayRun(ProcessRun):
         return make_lanes(name, self._endpoint(name), self._identity)
 
     def pids(self) -> dict[str, int]:
-        """The nodes' processes, each on its own machine; one that is being placed is not among them."""
+        """The nodes' processes, each on its own machine; one that is being started is not among them."""
         return {name: process.pid for name, process in self._processes.items() if process.pid is not None}
 
+    def machines(self) -> dict[str, str]:
+        """The name of the machine on which each node is."""
+        return {name: self._machine_name(process.agent) for name, process in self._processes.items()}
+
     def close(self) -> None:
-        with contextlib.suppress(exceptions.RayError):
-            self._end()
+        for agent in self._agents.values():
+            agent.end()
+        for agent in self._agents.values():
+            agent.close()
+        if not self._agents:
+            self._agent.close()
+        self._agents.clear()
         self._processes.clear()
         self.close_lanes()
+        self._reservations.close()
+        self._watch.close()
         self._cluster.close()
-
-    def _end(self) -> None:
-        """Let the nodes end by themselves for a while, then kill what is left of them."""
-        for process in self._processes.values():
-            process.actor.stop.remote()
-        deadline = time.monotonic() + GRACE
-        waiting = {process.awaited: process for process in self._processes.values() if process.pid is not None}
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for ref in ray.wait(list(waiting), timeout=left)[0]:
-                process = waiting.pop(ref)
-                if isinstance(_answer(ref), Finished | Beat):  # not the last thing it has to tell
-                    waiting[process.actor.event.remote()] = process
-        for process in self._processes.values():
-            ray.kill(process.actor)
 
     # ---- what the supervision asks for
 
     beats = BEAT
-    capabilities = replace(ProcessRun.capabilities, restart_seconds=ProcessRun.capabilities.restart_seconds + PLACING)
 
     def start(self, node: Node, context: Context) -> None:
-        """Ask Ray for the node's actor. The node begins when its process listens."""
-        options = self._cluster.options(node, self._moves.pop(node.name, None))
-        options |= {"name": f"{node.name}#{context.restarts}", "namespace": self._namespace}
-        actor = ray.remote(NodeActor).options(**options).remote(self._authority.trust, sys.path)
-        self._processes[node.name] = Process(node, actor, actor.listen_here.remote(), context)
+        """Have the agent of its machine start the node, which begins when it listens."""
+        agent, machine = self._agent_of(node, context)
+        order = Start(
+            node=cloudpickle.dumps(node, protocol=pickle.HIGHEST_PROTOCOL),
+            context=context,
+            callees=[],
+            path=sys.path,
+            held=True,
+            network=Network(self._authority.trust, machine.address, self._encrypted),
+        )
+        self._processes[node.name] = Process(node, context, agent.key)
+        agent.put("start", order)
 
     def hear(self, timeout: float) -> list[Event]:
-        self._welcome_machines()
-        told = {process.awaited: process for process in self._processes.values()}
-        if self._killed or not told:
-            time.sleep(0.0 if self._killed else timeout)
-            events, self._killed = self._killed, []
-            return events
-        ready, _ = ray.wait(list(told), num_returns=len(told), timeout=0.0)
-        if not ready:
-            ready, _ = ray.wait(list(told), timeout=timeout)
-        found = [self._listen(told[ref], _answer(ref)) for ref in ready]
-        # who waits for a place in the cluster, for itself or for others, does not hang
-        found += [Beat(name, 0) for name, process in self._processes.items() if not process.begun]
-        return [event for event in found if event is not None]
+        events: list[Event] = []
+        try:
+            heard = [self._inbox.get(timeout=timeout)]
+            while not self._inbox.empty():
+                heard.append(self._inbox.get_nowait())
+        except queue.Empty:
+            heard = []
+        for key, words in heard:
+            if key in self._agents:
+                self._heard[key] = time.monotonic()
+                events += self._lose(key, words.reason) if isinstance(words, Gone) else self._take(key, words)
+        if not self._placing:
+            self._look_at_machines()
+        # who waits for its agent, or for others, does not hang
+        return events + [Beat(name, 0) for name, process in self._processes.items() if not process.begun]
 
     def kill(self, name: str) -> None:
-        """Ray asks a process to end itself, which one that is stopped does not hear: the kernel of its machine is asked
-        too."""
-        process = self._processes.pop(name, None)
-        if process is None:
+        """An agent that has been silent for long would not obey: it ends, with its nodes."""
+        if (process := self._processes.get(name)) is None:
             return
-        ray.kill(process.actor)
-        if process.machine == ray.get_runtime_context().get_node_id():
-            _kill(process.pid)
-        elif process.pid is not None:
-            there = NodeAffinitySchedulingStrategy(process.machine, soft=False)
-            ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process.pid)
-        self._killed.append(Lost(name, "was killed"))
+        agent = self._agents[process.agent]
+        agent.put("kill", name)
+        silent = time.monotonic() - self._heard.get(agent.key, time.monotonic())
+        if isinstance(agent, RemoteAgent) and agent.up and silent > SILENT:
+            agent.kill()
+            self._inbox.put(
+                (agent.key, Gone(f"was ended with its agent, which had said nothing for {silent:.0f} s, on"))
+            )
+
+    def stop(self, name: str) -> None:
+        if name in self._processes:
+            self._agents[self._processes[name].agent].put("order", name, ("stop",))
 
     def tell(self, name: str, method: str, *arguments: object) -> None:
-        """As everywhere; a node that waits for its place hears it when it has begun."""
+        """As everywhere; a node that is being started hears it when it has begun."""
         process = self._processes.get(name)
         if process is None or process.begun:
             super().tell(name, method, *arguments)
         else:
             process.untold.append((method, arguments))
 
-    def stop(self, name: str) -> None:
-        if name in self._processes:
-            self._processes[name].actor.stop.remote()
+    def add(self, *nodes: Node) -> None:
+        self._find_places(nodes, ADDING)
+        super().add(*nodes)
 
-    def _listen(self, process: Process, told: Any) -> Event | None:
-        """Take in what a node has told, or what Ray tells of its end."""
-        match told:
-            case (("listening", endpoint, pid, public_key), machine):
-                process.endpoint, process.pid, process.public_key = endpoint, pid, public_key
-                process.machine = machine
-                if not self._placing:
-                    self._begin(process)
-                told = None
-            case Lost() | Stopped():
-                ray.kill(process.actor)
-                del self._processes[process.node.name]
-                return told if isinstance(told, Lost) else Lost(process.node.name, "ended as it was asked to")
-            case exceptions.RayError() as error:
-                del self._processes[process.node.name]
-                reason = _ending(error)
-                # before it began, only Ray knows what was wrong
-                return Lost(process.node.name, reason, None if process.pid or reason == WITH_MACHINE else str(error))
-        process.awaited = process.actor.event.remote()
-        return told if isinstance(told, Finished | Beat) else None
+    def cleared(self, name: str) -> None:
+        super().cleared(name)
+        self._asked.pop(name, None)
+        if (machine := self._where.pop(name, None)) is not None:
+            self._emptier.add(machine)
 
-    # ---- machines that come and go
+    def _take(self, key: str, words: list[Any]) -> list[Event]:
+        """What an agent tells of its nodes."""
+        events: list[Event] = []
+        for word in words:
+            process = self._processes.get(word.node)
+            match word:
+                case Printed(name, text):
+                    self.supervisor.on_print(name, self._machine_name(key), text)
+                case Lost(node=node, reason=reason) if node == ZYGOTE:
+                    where = ZYGOTE if key == self._home else f"{ZYGOTE} of {self._machine_name(key)}"
+                    self.supervisor.lost(Node(where, Agent, restart=True), reason)
+                    self.supervisor.started(where)
+                case _ if process is None or process.agent != key:
+                    continue
+                case Listening():
+                    process.endpoint, process.public_key, process.pid = word.endpoint, word.public_key, word.pid
+                    if not self._placing:
+                        self._begin(process)
+                case Lost():
+                    del self._processes[word.node]
+                    events.append(word)
+                case _:
+                    events.append(word)
+        return events
 
-    def _welcome_machines(self) -> None:
-        """Give machines that have joined the cluster their share of the nodes that are spread over all of them."""
-        if self._placing or time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + LOOK
-        before, self._machines = self._machines, _machines()
-        joined = [machine for machine in self._machines if machine not in before]
-        spread = {
-            name: process.machine
-            for name, process in self._processes.items()
-            if process.node.spread and not placement.demand(process.node) and process.machine in self._machines
-        }
-        for name, machine in placement.moves(spread, self._machines, joined).items() if joined else ():
-            self._moves[name] = machine
-            self._supervision.replace(name, "was moved to a machine that has joined")
+    def _lose(self, key: str, reason: str) -> list[Event]:
+        """An agent is gone, and its nodes with it. Its machine is avoided for a while."""
+        del self._agents[key]
+        name, machine = self._machine_name(key), key.partition("/")[0]
+        if key == self._home:
+            raise RunFailed("agent", f"the agent of this machine {reason}")
+        self._shunned[machine] = time.monotonic() + SHUNNED
+        if key == machine:
+            self._reservations.release(machine)
+        lost = [one for one, process in self._processes.items() if process.agent == key]
+        for one in lost:
+            del self._processes[one]
+        return [Lost(one, f"{reason} {name}") for one in lost]
 
     # ---- starting and connecting
 
     def _placed(self) -> None:
-        """Wait until every node's process listens; say so when the cluster has no room for one."""
-        deadline = time.monotonic() + PLACING
+        """Wait until every node listens; say so when one does not."""
+        limit = PLACING + PLACING_EACH * len(self.program.nodes)
+        deadline = time.monotonic() + limit
         while unplaced := [name for name in self.program.nodes if self._endpoint(name) is NOWHERE]:
             if time.monotonic() >= deadline:
-                raise UserError(
-                    f"Ray has not started {', '.join(map(repr, unplaced))} within {PLACING:.0f} s: the cluster has "
-                    f"{placement.amounts(ray.available_resources())} free; ask for less or add machines"
-                )
+                waiting = {self._machine_name(key) for key, agent in self._agents.items() if not agent.up}
+                agents = f"; Ray has not started an agent on {', '.join(sorted(waiting))}" if waiting else ""
+                raise UserError(f"{_some(unplaced)} did not start within {limit:.0f} s{agents}")
             self._supervision.tick(deadline)
             if self.supervisor.interrupted():
                 raise KeyboardInterrupt
@@ -235,11 +282,12 @@ class RayRun(ProcessRun):
         node, name = process.node, process.node.name
         callees = {callee: self._endpoint(callee) for callee in node.callees()}
         certificate = self._authority.sign(process.public_key)
-        process.actor.begin.remote(cloudpickle.dumps(node), process.context, callees, certificate)
+        self._agents[process.agent].put("order", name, ("join", certificate, callees))
         if not self._placing and process.endpoint is not None:
             for caller in self._processes.values():  # who has begun while this node was nowhere, or elsewhere
                 if caller.begun and name in caller.node.callees():
-                    caller.actor.reconnect.remote(name, process.endpoint)
+                    moved = ("moved", name, process.endpoint)
+                    self._agents[caller.agent].put("order", caller.node.name, moved)
             for lane in self._lanes.get(name, ()):
                 lane.replace(connect(process.endpoint, self._identity))
         untold, process.untold = process.untold, []
@@ -251,31 +299,141 @@ class RayRun(ProcessRun):
         process = self._processes.get(name)
         return process.endpoint if process and process.endpoint else NOWHERE
 
+    # ---- places
 
-def _machines() -> dict[str, dict[str, float]]:
-    """Those of the cluster that live, and what each offers."""
-    return {machine["NodeID"]: machine["Resources"] for machine in ray.nodes() if machine["Alive"]}
+    def _find_places(self, nodes: Collection[Node], seconds: float, patient: bool = False) -> None:
+        """Decide where nodes go, and hold what they ask for; say what cannot be had after so many seconds. Who is
+        `patient` waits for machines that may come."""
+        asked = placement.bundles(nodes, self._wishes)
+        deadline, settling = time.monotonic() + seconds, time.monotonic() + SETTLING
+        while True:
+            machines = self._watch.refresh()
+            if not patient:
+                placement.check(nodes, machines, self._wishes)
+            with contextlib.suppress(NoRoom):
+                places = self._decide(nodes, machines, patient)
+                if time.monotonic() < settling and not self._is_settled(places, nodes, machines, patient):
+                    raise NoRoom("a run that has just ended still holds something where the learner should be")
+                if self._reservations.hold(places.held(), HOLDING):
+                    self._reservations.withdraw()
+                    self._note(places, nodes)
+                    return
+            told = placement.told(nodes, machines, self._wishes)
+            if time.monotonic() >= deadline:
+                remedy = "" if patient else ", wait for it (--wait-for-resources SECONDS)"
+                raise UserError(
+                    f"the Ray cluster has no room: {told}. Ask for less (--actors, --actor-cpus){remedy}, "
+                    "or add machines."
+                )
+            if patient and self._reservations.demand(asked):
+                self.supervisor.on_note(f"waiting for room on the Ray cluster: {told}")
+            if self.supervisor.interrupted():
+                raise KeyboardInterrupt
+            time.sleep(RETRY)
+
+    def _is_settled(self, places: Places, nodes: Collection[Node], machines: Sequence[Machine], patient: bool) -> bool:
+        """Whether learners and services are where they would be, were nothing held by others."""
+        empty = [dataclasses.replace(machine, free=machine.total) for machine in machines]
+        return places.beside == self._decide(nodes, empty, patient).beside
+
+    def _decide(self, nodes: Collection[Node], machines: Sequence[Machine], patient: bool = False) -> Places:
+        return placement.place(
+            nodes,
+            machines,
+            self._home,
+            self._wishes,
+            beside=self._beside,
+            patient=patient,
+            shared=self._shared,
+            avoided=self._avoided(),
+            crowded=Counter(self._where[name] for name, process in self._processes.items() if process.node.spread),
+        )
+
+    def _note(self, places: Places, nodes: Collection[Node]) -> None:
+        """Remember a decision. Nodes with GPUs get agents of their own, since Ray tells a process which ones it has."""
+        self._where |= places.machine
+        self._asked |= places.asked
+        self._shared = self._shared or places.shared
+        self._beside = places.beside
+        self._keys |= places.machine
+        with_gpus = [node for node in nodes if node.resources.gpus]
+        for machine in dict.fromkeys(places.machine[node.name] for node in with_gpus):
+            for shared in placement.bins([node for node in with_gpus if places.machine[node.name] == machine]):
+                key = f"{machine}/{next(self._numbers)}"
+                self._gpus[key] = sum(node.resources.gpus for node in shared)
+                self._keys |= dict.fromkeys((node.name for node in shared), key)
+
+    def _agent_of(self, node: Node, context: Context) -> tuple[HomeAgent | RemoteAgent, Machine]:
+        """Who is to start a node, where. One whose machine was lost goes to another one."""
+        machines, name = self._watch.machines, node.name
+        if name in self._moves:
+            self._where[name] = self._keys[name] = self._moves.pop(name)
+        gone = self._where[name] not in machines or self._where[name] in self._avoided()
+        if gone and self._keys[name] not in self._agents:
+            self._place_again(node, [*machines.values()])
+        key, machine = self._keys[name], machines[self._where[name]]
+        if key not in self._agents:
+            given = (self._authority, self._identity, self._inbox, threads())
+            self._agents[key] = RemoteAgent(key, machine, *given, gpus=self._gpus.get(key, 0.0))
+        return self._agents[key], machine
+
+    def _place_again(self, node: Node, machines: Sequence[Machine]) -> None:
+        """Where there is no room, it shares that of others; an autoscaler sees what is missing."""
+        there = [machine for machine in machines if machine.id not in self._avoided()] or machines
+        self._where.pop(node.name)
+        if self._beside not in {machine.id for machine in there}:
+            self._beside = None
+        try:
+            places = self._decide([node], there)
+        except NoRoom:
+            squeezed = [dataclasses.replace(machine, free=machine.total) for machine in there]
+            places = self._decide([node], squeezed)
+        self._reservations.ask(places.machine[node.name], places.asked[node.name])
+        self._note(places, [node])
+
+    def _avoided(self) -> set[str]:
+        now = time.monotonic()
+        return {machine for machine, until in self._shunned.items() if until > now}
+
+    def _machine_name(self, key: str) -> str:
+        machine = key.partition("/")[0]
+        self._names |= {one.id: one.name for one in self._watch.machines.values()}
+        return self._names.get(machine, machine[:6])
+
+    # ---- machines that come and go
+
+    def _look_at_machines(self) -> None:
+        """Give machines that have joined the cluster their share of the nodes that are spread; give those up that Ray
+        says are gone; let go of what nodes that have left were held for."""
+        machines = self._watch.machines
+        joined = [machine for machine in machines if machine not in self._known]
+        for key, agent in list(self._agents.items()):
+            if key.partition("/")[0] in self._known - {*machines} and isinstance(agent, RemoteAgent):
+                agent.kill()
+                self._inbox.put((key, Gone(WITH_MACHINE)))
+        self._known = {*machines}
+        for machine in self._emptier & self._known:
+            held = placement.held({name: where for name, where in self._where.items() if where == machine}, self._asked)
+            self._reservations.change(machine, held.get(machine, {}))
+        self._emptier.clear()
+        if not joined:
+            return
+        spread = {
+            name: self._where[name]
+            for name, process in self._processes.items()
+            if process.node.spread
+            and not placement.demand(process.node)
+            and self._where[name] in machines
+            and self._wishes.label(process.node) is None
+        }
+        weights = {name: machine.total.get("CPU", 0.0) for name, machine in machines.items()}
+        for name, machine in placement.moves(spread, weights, joined).items():
+            self._emptier.add(self._where[name])
+            self._reservations.ask(machine, self._asked[name])
+            self._moves[name] = machine
+            self._supervision.replace(name, f"was moved to {machines[machine].name}, which has joined")
 
 
-def _kill(pid: int | None) -> None:
-    if pid is not None:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _answer(ref: Any) -> Any:
-    """What an order gave: its value, or the error that Ray met."""
-    try:
-        return ray.get(ref)
-    except exceptions.RayError as error:
-        return error
-
-
-def _ending(error: exceptions.RayError) -> str:
-    if isinstance(error, exceptions.OutOfMemoryError):
-        return "was killed by Ray because its machine ran out of memory"
-    if isinstance(error, exceptions.RuntimeEnvSetupError):
-        return "could not be started: Ray failed to prepare its environment"
-    if "its node has died" in str(error):
-        return WITH_MACHINE
-    return "was killed or crashed"
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
