@@ -63,6 +63,8 @@ class Offers(Protocol):
     spread: bool  # over the machines of a cluster; otherwise its nodes stay with the driver
     in_turns: bool  # its callers are served one at a time (decisions 0010 and 0011)
     shared_client: Callable[[Any, int], Any]  # of a client and a memory file: how callers on its machine reach it
+    relayed_client: Callable[[Any, int], Any]  # how callers on another machine do, which share a memory file there
+    relay: Callable[..., Any]  # of such a client: the node that fills that file
 
     # ---- a life
     still: bool  # its step waits, and could as well begin again: a checkpoint can be taken
@@ -70,6 +72,9 @@ class Offers(Protocol):
 
     def step(self) -> bool | None:
         """Called again and again, until it returns False."""
+
+    def share(self, fd: int) -> None:
+        """Where callers come from several machines, use the memory file of those on its own, before anything calls."""
 
     def close(self) -> None:
         """Release what it holds, and wake everybody who waits in one of its methods."""

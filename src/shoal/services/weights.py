@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.program import futures
+from shoal.retry import retry
 from shoal.state import Scope, State
 from shoal.sync import Condition, monotonic
 from shoal.types import Arrays, Columns, Role
@@ -23,6 +25,8 @@ from shoal.versions import NONE, number
 
 ANNOUNCE_EVERY = 0.25  # seconds after which the store hears of versions though nobody waits for one
 LOOK = 0.1  # seconds after which who waits looks for himself
+GLANCE = 0.002  # seconds between two looks at memory in which something is about to come
+COMING = 1.0  # seconds after which a reader asks the store itself for what does not come
 
 
 class SharedWeights:
@@ -42,7 +46,7 @@ class SharedWeights:
     def __init__(self, store: Any, fd: int) -> None:
         self.store = store
         self._fd = fd
-        # count, bytes of a buffer, bytes of the layout, 3 versions, whether somebody waits
+        # count, bytes of a buffer, bytes of the layout, 3 versions, whether somebody waits, what a relay's readers have
         self._header: npt.NDArray[np.int64] | None = None
         self._slots: list[Columns] = []
         self.announced = NONE  # the newest version of which this writer has told the store
@@ -99,6 +103,12 @@ class SharedWeights:
             if int(header[0]) <= count + 1:
                 return version, weights
         return None
+
+    def has_newer(self, than: int) -> bool:
+        """Whether there is a newer version; where there is none, writers are told that somebody waits for it."""
+        if self._newest() <= than and self._header is not None:
+            self._header[6] = 1
+        return self._newest() > than
 
     def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Columns] | None:
         """As `newer`, but waits for it."""
@@ -188,6 +198,71 @@ class SharedWeights:
         return True
 
 
+class RelayedWeights(SharedWeights):
+    """The store's client on another machine than its own: what a relay has brought is read from shared memory."""
+
+    _HAVE = 7  # where in the header
+
+    def publish(self, weights: Arrays, version: int) -> None:
+        self.store.publish(weights, version)
+        self.announced = version
+
+    def compare_and_set(self, weights: Arrays, expected: int, version: int) -> bool:
+        done = bool(self.store.compare_and_set(weights, expected, version))
+        self.announced = version if done else self.announced
+        return done
+
+    def newer(self, than: int = NONE) -> tuple[int, Columns] | None:
+        found = super().newer(than)
+        if (header := self._header) is not None:
+            has = than if found is None else found[0]
+            if has > header[self._HAVE]:
+                header[self._HAVE] = has  # of several readers at once any one's word will do
+        return found
+
+    def wait(self, than: int = NONE, timeout: float | None = None) -> tuple[int, Columns] | None:
+        end = None if timeout is None else monotonic() + timeout
+        while (found := self.newer(than)) is None:
+            asked = monotonic()
+            patience = COMING if end is None else max(0.0, min(COMING, end - asked))
+            if self.store.reached(than, patience):
+                return self._coming(than)
+            now = monotonic()
+            if now < asked + patience or (end is not None and now >= end):  # it was closed, or time is over
+                return self.newer(than)
+        return found
+
+    def _coming(self, than: int) -> tuple[int, Columns] | None:
+        """What the relay is about to bring."""
+        deadline = monotonic() + COMING
+        while (found := self.newer(than)) is None:
+            if monotonic() > deadline:
+                return self.store.newer(than)  # type: ignore[no-any-return]
+            time.sleep(GLANCE)
+        return found
+
+    def bring(self, timeout: float) -> None:
+        """For the relay: take the newest version from the store, once for all readers, as soon as one of them has what
+        was brought before. A learner may publish faster than a network can carry."""
+        newest = self._newest()
+        if self._header is not None and self._header[self._HAVE] < newest:
+            time.sleep(GLANCE)
+        elif (found := self.store.wait(newest, timeout)) is not None:
+            version, weights = found
+            with self._exclusively():
+                self._write(weights, version)
+
+
+class WeightRelay:
+    """Brings each version of the weights once to its machine, where readers find it in memory that they share."""
+
+    def __init__(self, weights: Any) -> None:
+        self._weights: RelayedWeights = weights
+
+    def step(self) -> None:
+        retry(lambda: self._weights.bring(COMING))
+
+
 class WeightStore:
     """The newest weights and their version."""
 
@@ -196,15 +271,26 @@ class WeightStore:
 
     if platform.machine() in ("x86_64", "AMD64"):
         shared_client = SharedWeights
+        relayed_client = RelayedWeights
+        relay = WeightRelay
 
     def __init__(self) -> None:
+        self._board: SharedWeights | None = None  # what its callers share on its machine, where others call from afar
         self._changed = Condition()
         self._version = NONE
         self._weights: Columns = {}
         self._snapshots: dict[str, Any] = {}  # by node
         self._closed = False
 
+    def share(self, fd: int) -> None:
+        """Read and write the memory that callers on this machine share, so that callers elsewhere see the same."""
+        self._board = SharedWeights(self, fd)
+
     def publish(self, weights: Arrays, version: int) -> None:
+        if self._board is not None:
+            self._board.publish(weights, version)
+            self.announce(version)
+            return
         kept = {name: np.array(value) for name, value in weights.items()}
         with self._changed:
             self._weights = kept
@@ -213,6 +299,10 @@ class WeightStore:
 
     def compare_and_set(self, weights: Arrays, expected: int, version: int) -> bool:
         """Publish only if the newest version is still `expected`; whether it was."""
+        if self._board is not None:
+            if done := self._board.compare_and_set(weights, expected, version):
+                self.announce(version)
+            return done
         with self._changed:
             if self._version != expected:
                 return False
@@ -227,6 +317,8 @@ class WeightStore:
 
     def newer(self, than: int = NONE) -> tuple[int, Columns] | None:
         """(version, weights) when there is a version newer than `than`."""
+        if self._board is not None and (found := self._board.newer(than)) is not None:
+            return found
         with self._changed:
             return (self._version, self._weights) if self._version > than else None
 
@@ -236,6 +328,8 @@ class WeightStore:
 
     def reached(self, than: int, timeout: float | None = None) -> bool:
         """Wait until the version is newer than `than`."""
+        if self._board is not None and self._board.has_newer(than):
+            return True
         with self._changed:
             self._changed.wait_for(
                 lambda: self._version > than or self._closed, timeout, f"weights newer than version {number(than)}"

@@ -79,7 +79,10 @@ class Agent:
         pid = self._launcher.start(name, theirs)
         theirs.close()
         process = Process(name, pid, Connection(ours, shared=False), start.callees)
-        descriptors = [*fds, *(self.boards[callee] for callee in start.boards)]
+        boards = [*start.boards, *([name] if start.shares else [])]
+        for board in boards:
+            self.add_board(board)
+        descriptors = [*fds, *(self.boards[board] for board in boards)]
         if self._prints:
             start = replace(start, prints=True)
             process.prints, writing = os.pipe()

@@ -34,8 +34,8 @@ GRACE = 3.0  # seconds a node may take to end by itself
 
 @dataclass
 class Start:
-    """The first order to a node process. File descriptors come along: two per callee, then one per board, then one to
-    print to."""
+    """The first order to a node process. File descriptors come along: two per callee, one per board, its own board, one
+    to print to."""
 
     node: bytes  # a pickled Node
     context: Context
@@ -43,6 +43,7 @@ class Start:
     boards: dict[str, Any] = field(default_factory=dict)  # callee -> client class over shared memory
     path: list[str] = field(default_factory=list)
     held: bool = False  # it begins at a further order: those who ran already would keep the others from being started
+    shares: bool = False  # it gets the board of its own callers
     network: Network | None = None  # where nodes meet by address: they are told at that further order
     prints: bool = False  # what it prints goes to a descriptor of its own
 
@@ -72,6 +73,7 @@ class NodeProcess:
         self._target: Any = None
         self._context = Context()
         self._heart = host.Heart()
+        self._shared: int | None = None
         self._presence: Presence | None = None
         self._callees: dict[str, Endpoint] = {}
         self._moved: queue.SimpleQueue[tuple[str, Endpoint]] = queue.SimpleQueue()  # callees that were started again
@@ -88,6 +90,8 @@ class NodeProcess:
             if not self._stopping.is_set():
                 self._meet_callees()
                 self._target = node.build(self._client)
+                if self._shared is not None:
+                    self._target.share(self._shared)
                 self._built.set()
             if self._heart.drive(self._target, self._stopping.is_set):
                 self._tell(Finished(node.name))
@@ -123,6 +127,8 @@ class NodeProcess:
             self._lanes[callee] = (lanes[0], lanes[1])
         for callee, make in start.boards.items():
             self._boards[callee] = (make, fds.pop(0))
+        if start.shares:
+            self._shared = fds.pop(0)
         if start.prints:
             _print_to(fds.pop(0))
         self._context = start.context

@@ -44,9 +44,9 @@ class HomeAgent:
     pid = os.getpid()
     up = True
 
-    def __init__(self, key: str, agent: Agent, inbox: Inbox) -> None:
-        self.key, self._inbox = key, inbox
-        self._loop = AgentLoop(agent, lambda words: inbox.put((key, words)))
+    def __init__(self, machine: Machine, agent: Agent, inbox: Inbox) -> None:
+        self.key, self.address, self._inbox = machine.id, machine.address, inbox
+        self._loop = AgentLoop(agent, lambda words: inbox.put((machine.id, words)))
         self._thread = threading.Thread(target=self._run, daemon=True, name="agent")
         self._thread.start()
 
@@ -80,7 +80,7 @@ class RemoteAgent:
         variables: dict[str, str],
         gpus: float = 0.0,
     ) -> None:
-        self.key, self.machine = key, machine
+        self.key, self.machine, self.address = key, machine, machine.address
         self.pid: int | None = None
         self.up = False  # it can be reached
         self._authority, self._identity, self._inbox = authority, identity, inbox

@@ -15,7 +15,7 @@ import queue
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ import cloudpickle
 import ray as typed_ray
 
 from shoal.errors import UserError
-from shoal.program import Context, Node, Program
+from shoal.program import Context, Handle, Node, Program, offers
 from shoal.runtime.host import BEAT
 from shoal.runtime.local.agent import ZYGOTE, Agent, Printed
 from shoal.runtime.local.node import Listening, Start
@@ -31,6 +31,7 @@ from shoal.runtime.network.endpoints import NOWHERE, Endpoint, connect
 from shoal.runtime.network.identity import Authority
 from shoal.runtime.network.presence import Network, make_lanes
 from shoal.runtime.network.rpc import LocalLane
+from shoal.runtime.network.transport import HAS_MEMFD
 from shoal.runtime.processes import ProcessRun
 from shoal.runtime.ray import placement
 from shoal.runtime.ray.agents import Gone, HomeAgent, Inbox, RemoteAgent
@@ -46,6 +47,7 @@ ADDING = 2.0  # as many for nodes that are added, since the run stands still mea
 HOLDING = 2.0  # seconds that Ray may take to hold what is free
 SETTLING = 1.5  # seconds for which it is waited that a run which has just ended lets go
 RETRY = 0.3  # seconds between two attempts
+RELAY_BACKOFF = 0.5  # seconds after which a relay that was lost is started again
 PLACING = 60.0  # seconds in which every agent, and every node, must have been started,
 PLACING_EACH = 1.0  # and so many more for each of the nodes
 SILENT = 10.0  # seconds without a word after which an agent that does not obey counts as lost
@@ -101,9 +103,12 @@ class RayRun(ProcessRun):
         self._shared = False  # nodes share CPUs, of which there are too few
         self._beside: str | None = None  # the machine of the services
         self._moves: dict[str, str] = {}  # nodes that are to be on other machines when they are started again
+        self._joined: set[str] = set()  # machines that were not there at the start
         self._emptier: set[str] = set()  # machines that nodes have left
         self._names: dict[str, str] = {}  # of machines, also of those that are gone
         self._numbers = itertools.count()
+        self._relays: dict[str, tuple[str, str]] = {}  # what each brings, and to which agent
+        self._due_relays: dict[str, float] = {}  # that are to be started again, and when
         try:
             self._cluster = Cluster(address)
         except BaseException:
@@ -112,7 +117,7 @@ class RayRun(ProcessRun):
         self._watch = Watch()
         try:
             self._home = ray.get_runtime_context().get_node_id()
-            self._agents[self._home] = HomeAgent(self._home, self._agent, self._inbox)
+            self._agents[self._home] = HomeAgent(self._watch.machines[self._home], self._agent, self._inbox)
             waits = self._patience > 0
             self._find_places(program.nodes.values(), self._patience if waits else ASKING, patient=waits)
             self._known = {*self._watch.machines}
@@ -129,7 +134,9 @@ class RayRun(ProcessRun):
 
     def pids(self) -> dict[str, int]:
         """The nodes' processes, each on its own machine; one that is being started is not among them."""
-        return {name: process.pid for name, process in self._processes.items() if process.pid is not None}
+        return {
+            name: one.pid for name, one in self._processes.items() if one.pid is not None and name not in self._relays
+        }
 
     def machines(self) -> dict[str, str]:
         """The name of the machine on which each node is."""
@@ -155,17 +162,47 @@ class RayRun(ProcessRun):
 
     def start(self, node: Node, context: Context) -> None:
         """Have the agent of its machine start the node, which begins when it listens."""
-        agent, machine = self._agent_of(node, context)
+        agent = self._agent_of(node)
+        self._start_at(agent, node, context, self._boards(node, agent.key))
+
+    def _start_at(
+        self, agent: HomeAgent | RemoteAgent, node: Node, context: Context, boards: dict[str, Callable[..., Any]]
+    ) -> None:
         order = Start(
             node=cloudpickle.dumps(node, protocol=pickle.HIGHEST_PROTOCOL),
             context=context,
             callees=[],
+            boards=boards,
             path=sys.path,
             held=True,
-            network=Network(self._authority.trust, machine.address, self._encrypted),
+            shares=HAS_MEMFD and offers(node.factory, "shared_client") and offers(node.factory, "share"),
+            network=Network(self._authority.trust, agent.address, self._encrypted),
         )
         self._processes[node.name] = Process(node, context, agent.key)
         agent.put("start", order)
+
+    def _boards(self, node: Node, key: str) -> dict[str, Callable[..., Any]]:
+        """How a node uses those of its callees whose callers share memory. Where another agent than the callee's starts
+        it, a relay brings there what is shared."""
+        found: dict[str, Callable[..., Any]] = {}
+        for callee in node.callees():
+            factory: Any = self.program.nodes[callee].factory
+            if HAS_MEMFD and offers(factory, "shared_client") and self._keys[callee] == key:
+                found[callee] = factory.shared_client
+            elif HAS_MEMFD and offers(factory, "relay"):
+                found[callee] = factory.relayed_client
+                self._see_to_relay(callee, key)
+        return found
+
+    def _see_to_relay(self, callee: str, key: str) -> None:
+        """Have an agent start a relay, which is no node of the program but lives like one."""
+        name = f"{callee} for {self._machine_name(key)}"
+        if key in self._agents and name not in self._processes and callee in self.program.nodes:
+            factory: Any = self.program.nodes[callee].factory
+            context = Context(name, restarts=next(self._numbers), runtime=self.capabilities)
+            node = Node(name, factory.relay, (Handle(callee),), restart=True)
+            self._relays[name] = (callee, key)
+            self._start_at(self._agents[key], node, context, {callee: factory.relayed_client})
 
     def hear(self, timeout: float) -> list[Event]:
         events: list[Event] = []
@@ -181,6 +218,9 @@ class RayRun(ProcessRun):
                 events += self._lose(key, words.reason) if isinstance(words, Gone) else self._take(key, words)
         if not self._placing:
             self._look_at_machines()
+        for name in [name for name, due in self._due_relays.items() if due <= time.monotonic()]:
+            del self._due_relays[name]
+            self._see_to_relay(*self._relays[name])
         # who waits for its agent, or for others, does not hang
         return events + [Beat(name, 0) for name, process in self._processes.items() if not process.begun]
 
@@ -239,7 +279,10 @@ class RayRun(ProcessRun):
                         self._begin(process)
                 case Lost():
                     del self._processes[word.node]
-                    events.append(word)
+                    if word.node in self._relays:
+                        self._due_relays[word.node] = time.monotonic() + RELAY_BACKOFF
+                    else:
+                        events.append(word)
                 case _:
                     events.append(word)
         return events
@@ -256,7 +299,7 @@ class RayRun(ProcessRun):
         lost = [one for one, process in self._processes.items() if process.agent == key]
         for one in lost:
             del self._processes[one]
-        return [Lost(one, f"{reason} {name}") for one in lost]
+        return [Lost(one, f"{reason} {name}") for one in lost if self._relays.pop(one, None) is None]
 
     # ---- starting and connecting
 
@@ -273,7 +316,8 @@ class RayRun(ProcessRun):
             if self.supervisor.interrupted():
                 raise KeyboardInterrupt
         for process in self._processes.values():
-            self._begin(process)
+            if process.endpoint is not None:  # a relay may come later
+                self._begin(process)
         self._placing = False
 
     def _begin(self, process: Process) -> None:
@@ -363,10 +407,11 @@ class RayRun(ProcessRun):
                 self._gpus[key] = sum(node.resources.gpus for node in shared)
                 self._keys |= dict.fromkeys((node.name for node in shared), key)
 
-    def _agent_of(self, node: Node, context: Context) -> tuple[HomeAgent | RemoteAgent, Machine]:
+    def _agent_of(self, node: Node) -> HomeAgent | RemoteAgent:
         """Who is to start a node, where. One whose machine was lost goes to another one."""
         machines, name = self._watch.machines, node.name
         if name in self._moves:
+            self._emptier.add(self._where[name])
             self._where[name] = self._keys[name] = self._moves.pop(name)
         gone = self._where[name] not in machines or self._where[name] in self._avoided()
         if gone and self._keys[name] not in self._agents:
@@ -375,7 +420,7 @@ class RayRun(ProcessRun):
         if key not in self._agents:
             given = (self._authority, self._identity, self._inbox, threads())
             self._agents[key] = RemoteAgent(key, machine, *given, gpus=self._gpus.get(key, 0.0))
-        return self._agents[key], machine
+        return self._agents[key]
 
     def _place_again(self, node: Node, machines: Sequence[Machine]) -> None:
         """Where there is no room, it shares that of others; an autoscaler sees what is missing."""
@@ -406,29 +451,34 @@ class RayRun(ProcessRun):
         """Give machines that have joined the cluster their share of the nodes that are spread; give those up that Ray
         says are gone; let go of what nodes that have left were held for."""
         machines = self._watch.machines
-        joined = [machine for machine in machines if machine not in self._known]
+        if machines.keys() == self._known and not self._emptier:
+            return
         for key, agent in list(self._agents.items()):
-            if key.partition("/")[0] in self._known - {*machines} and isinstance(agent, RemoteAgent):
+            if key.partition("/")[0] in self._known - machines.keys() and isinstance(agent, RemoteAgent):
                 agent.kill()
                 self._inbox.put((key, Gone(WITH_MACHINE)))
-        self._known = {*machines}
-        for machine in self._emptier & self._known:
-            held = placement.held({name: where for name, where in self._where.items() if where == machine}, self._asked)
-            self._reservations.change(machine, held.get(machine, {}))
+        for machine in self._emptier & machines.keys():
+            there = {name: where for name, where in self._where.items() if where == machine and name in self._asked}
+            self._reservations.change(machine, placement.held(there, self._asked).get(machine, {}))
         self._emptier.clear()
-        if not joined:
-            return
+        if machines.keys() != self._known:
+            self._joined = (self._joined | machines.keys() - self._known) & machines.keys()
+            self._known = {*machines}
+            self._share_with_newcomers(machines)
+
+    def _share_with_newcomers(self, machines: Mapping[str, Machine]) -> None:
+        """Those that have joined since the run began get their share, also when others leave."""
+        there = {name: machine for name, machine in machines.items() if name not in self._avoided()}
         spread = {
             name: self._where[name]
             for name, process in self._processes.items()
             if process.node.spread
             and not placement.demand(process.node)
-            and self._where[name] in machines
+            and self._where[name] in there
             and self._wishes.label(process.node) is None
         }
-        weights = {name: machine.total.get("CPU", 0.0) for name, machine in machines.items()}
-        for name, machine in placement.moves(spread, weights, joined).items():
-            self._emptier.add(self._where[name])
+        weights = {name: machine.total.get("CPU", 0.0) for name, machine in there.items()}
+        for name, machine in placement.moves(spread, weights, [*self._joined & there.keys()]).items():
             self._reservations.ask(machine, self._asked[name])
             self._moves[name] = machine
             self._supervision.replace(name, f"was moved to {machines[machine].name}, which has joined")
