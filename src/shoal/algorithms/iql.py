@@ -3,8 +3,8 @@
 V(s) is an expectile of Q over the data's own actions: near what the better ones of them are worth. Q learns r + γV(s'),
 and the actor imitates the data's actions, each weighted by exp(β · advantage), clipped. The actor is a Gaussian that
 nothing squashes, with a deviation that sees no state. Rewards are scaled so that the data's best and worst episodes lie
-as far apart as the longest has steps: the paper's 1,000 where they have 1,000, and advantages of that size where they
-have fewer. `--online` goes on with actors: `--data-share` of each batch is the data's, the rest their own.
+half as far apart as the longest has steps, where the paper has 1,000 for 1,000 steps: on small data sharper weights
+follow the critics' errors. `--online` goes on with actors: `--data-share` of each batch is the data's, the rest theirs.
 Departures: log-deviations stay within −5 and 2; the actor's rate falls along a cosine only where `--anneal-updates`
 says over how many updates; targets are n-step returns where `--n` asks for them.
 """
@@ -101,8 +101,8 @@ class Config(ContinuousControl, NormalizedObservations, Online, RandomStart):
     anneal_updates: Whole = 0
     """The actor's rate falls to 0 along a cosine over so many updates; 0: constant."""
     return_range: Amount | None = None
-    """Rewards are scaled so that the data's best and worst episodes differ by this; None: by the steps of the longest;
-    0: not at all."""
+    """Rewards are scaled so that the data's best and worst episodes differ by this; None: by half the steps of
+    the longest; 0: not at all."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {}
@@ -223,7 +223,7 @@ def program(cfg: Config, env: EnvSpec, settings: Settings) -> Program:
     """Learners read the data; online, actors fill a table beside it."""
     data = open_dataset(prepare(cfg.data))
     spread = float(data.returns.max() - data.returns.min())
-    wanted = float(data.lengths.max()) if cfg.return_range is None else cfg.return_range
+    wanted = data.lengths.max() / 2.0 if cfg.return_range is None else cfg.return_range
     if wanted and spread:
         cfg = replace(cfg, reward_scale=cfg.reward_scale * wanted / spread)
     learner = partial(IQL, statistics=data.statistics())

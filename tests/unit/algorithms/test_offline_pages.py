@@ -344,7 +344,7 @@ def test_iqls_rewards_are_scaled_by_the_range_of_the_datas_returns() -> None:
     assert learner.args[0].reward_scale == pytest.approx(60.0 / (returns.max() - returns.min()))
     nodes, cfg = nodes_of("iql")
     data = open_dataset(cfg.data)
-    longest = data.lengths.max() / (data.returns.max() - data.returns.min())
+    longest = data.lengths.max() / 2.0 / (data.returns.max() - data.returns.min())
     assert nodes["learner"].args[0].args[0].reward_scale == pytest.approx(longest)
     assert nodes_of("iql", return_range=0.0)[0]["learner"].args[0].args[0].reward_scale == 1.0
 
