@@ -172,7 +172,10 @@ def check_new(name: str) -> Path:
             f"{named!r} is no id of Minari's: write for example hopper/expert-v0, of two letters or more."
         ) from None
 
-    folder = Path(get_dataset_path(named))
+    try:
+        folder = Path(get_dataset_path(named))
+    except OSError as error:
+        raise BadData(f"Minari's folder cannot be written: {error.strerror or error}.") from None
     if folder.exists():
         raise BadData(f"{folder} is there already: give another id, nothing is written over.")
     return folder

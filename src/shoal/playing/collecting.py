@@ -18,7 +18,7 @@ from shoal.acting import PerEnvironment, Policy, Recorder
 from shoal.acting.policy import Acted, State
 from shoal.data import BadData, DatasetWriter, Origin, minari, open_dataset
 from shoal.data.cutting import Cutter
-from shoal.data.writer import LateWriter, check_new
+from shoal.data.writer import LateWriter, check_new, check_writable
 from shoal.envs import Environment
 from shoal.envs.faults import told_as_a_fault
 from shoal.envs.making import makes_vectors
@@ -106,6 +106,7 @@ def collect(
         minari.check_new(str(output))
         folder = Path(f"{str(output).removeprefix(minari.PREFIX).replace('/', '-')}.collected")
     check_new(folder)
+    check_writable(folder)
     seed = int.from_bytes(os.urandom(3), "little") if seed is None else seed
     trained = source if isinstance(source, TrainedPolicy) else load(source, seed=seed, trust=trust)
     cfg = environment_config(trained, env, env_options, trust)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.nets import dense
 from shoal.nets.dense import Dense, NormalisedDense
 
 
@@ -83,3 +84,18 @@ def test_a_penalty_on_the_slope_reaches_all_layers() -> None:
         return [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
 
     torch.testing.assert_close(penalty_gradients(layers), penalty_gradients(plain))
+
+
+def test_rows_of_very_many_inputs_are_orthogonal_and_as_large_as_torchs() -> None:
+    torch.manual_seed(0)
+    ours = Dense(dense.LONG + 7, 24, "tanh").weight.detach().double()
+    torch.testing.assert_close(ours @ ours.T, 2.0 * torch.eye(24, dtype=torch.float64), atol=1e-4, rtol=0.0)
+    theirs = torch.nn.init.orthogonal_(torch.empty(24, dense.LONG + 7), 2.0**0.5).double()
+    assert float(ours.std()) == pytest.approx(float(theirs.std()), rel=1e-3)
+
+
+def test_what_is_not_so_long_begins_as_torch_has_it() -> None:
+    torch.manual_seed(3)
+    ours = Dense(40, 24, "tanh").weight.detach()
+    torch.manual_seed(3)
+    assert torch.equal(ours, torch.nn.init.orthogonal_(torch.empty(24, 40), 2.0**0.5))
