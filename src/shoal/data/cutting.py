@@ -17,7 +17,7 @@ class Cutter:
     """Takes blocks of rows [T, B, ...], one after another, and gives the episodes that each of them completes.
 
     A row that is no transition holds the final observation of the episode before it. Continuous actions are stored as
-    they were done, within their bounds `low` and `high`.
+    they were done, within their bounds `low` and `high`; of those that were clipped nobody knows the probability.
     """
 
     def __init__(self, low: Array | None = None, high: Array | None = None, *, whole: bool = True) -> None:
@@ -51,9 +51,11 @@ class Cutter:
         if steps.stop == 0:  # an environment that was replaced before it made a step
             return None
         actions = rows[ACTION][steps]
+        chances = rows[LOG_PROB][steps] if LOG_PROB in rows else None
         if self._low is not None and self._high is not None:
             actions = np.clip(actions, self._low, self._high)
+            clipped = (actions != rows[ACTION][steps]).reshape(len(actions), -1).any(1)
+            chances = None if chances is None else np.where(clipped, np.float32(np.nan), chances)
         terminated = bool(rows[TERMINATED][steps.stop - 1])
         observations = {name: rows[name] for name in rows if tree.is_under(name, OBSERVATION)}
-        chances = rows[LOG_PROB][steps] if LOG_PROB in rows else None
         return Episode(observations, actions, rows[REWARD][steps], terminated, not terminated, chances)

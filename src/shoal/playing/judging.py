@@ -187,7 +187,7 @@ def _importance(
             logs.append(density(observation, torch.from_numpy(np.ascontiguousarray(data.rows["action"][rows]))))
     behaviour, valid = _padded(data, "log_prob")
     if not bool(torch.isfinite(behaviour[valid]).all()):
-        return None, None, "the data have log-probabilities of some episodes only"
+        return None, None, "the data have log-probabilities of some actions only: those that were clipped have none"
     ours, _ = _padded(data, torch.cat(logs).double().numpy())
     rewards, _ = _padded(data, "reward")
     random = np.random.default_rng(seed)

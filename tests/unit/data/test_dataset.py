@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from shoal.cli.main import main
 from shoal.data import BadData, Dataset, DatasetWriter, Episode, Items, episode, gather, manifest
+from shoal.data.cutting import Cutter
 from shoal.data.exporting import export
 from shoal.data.manifest import EPISODES, MANIFEST, ROWS
 from shoal.replay import Fifo, Replay, Table, Writer, n_step, sequence
@@ -414,3 +415,19 @@ def test_episodes_too_short_for_a_pattern_are_told(tmp_path: Path) -> None:
     data = write(tmp_path / "data", (2, 3))
     with pytest.raises(BadData, match="has no item to learn from: its longest episode has 3 steps"):
         Items(data, sequence(8, end="drop"))
+
+
+def test_of_actions_that_were_clipped_nobody_knows_the_probability() -> None:
+    """They are stored as they were done, and what was drawn had another density."""
+    block = {
+        "observation": np.zeros((4, 1, 2), np.float32),
+        "action": np.float32([[[0.5, 0.5]], [[3.0, 0.0]], [[0.0, 0.0]], [[0.0, 0.0]]]),
+        "reward": np.ones((4, 1), np.float32),
+        "terminated": np.array([[False], [False], [True], [False]]),
+        "valid": np.array([[True], [True], [True], [False]]),
+        "log_prob": np.float32([[-1.0], [-2.0], [-3.0], [0.0]]),
+    }
+    ((_, found),) = Cutter(ACTIONS.low, ACTIONS.high).feed(block)
+    assert found.actions[1].tolist() == [2.0, 0.0]
+    assert found.log_probs is not None
+    np.testing.assert_array_equal(found.log_probs, np.float32([-1.0, np.nan, -3.0]))
