@@ -184,14 +184,18 @@ class Browser:
             env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder)},
         )
         self._ids = itertools.count(1)
-        active = folder / "DevToolsActivePort"
-        wait_for(active.exists, 60)
-        port = active.read_text().splitlines()[0]
-        pages: list[Any] = []
-        wait_for(lambda: pages.extend(self._pages(port)) or bool(pages), 30)
         self._stack = contextlib.ExitStack()
-        opening = websockets.sync.client.connect(pages[0]["webSocketDebuggerUrl"], max_size=None, proxy=None)
-        self._socket = self._stack.enter_context(opening)
+        try:
+            active = folder / "DevToolsActivePort"
+            wait_for(active.exists, 60)
+            port = active.read_text().splitlines()[0]
+            pages: list[Any] = []
+            wait_for(lambda: pages.extend(self._pages(port)) or bool(pages), 30)
+            opening = websockets.sync.client.connect(pages[0]["webSocketDebuggerUrl"], max_size=None, proxy=None)
+            self._socket = self._stack.enter_context(opening)
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def _pages(port: str) -> list[Any]:

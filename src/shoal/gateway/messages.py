@@ -91,7 +91,13 @@ class Hello:
         )
 
 
-# ---- single fields
+# ---- single fields: any of them may be anything, arrays too, of which a comparison says nothing
+
+
+def kind_of(message: Message) -> str:
+    """What a message says that it is; "" where it says nothing, or no word."""
+    kind = message.get("type")
+    return kind if type(kind) is str else ""
 
 
 def whole(message: Message, field: str, least: int, most: int, default: int | None = None) -> int:
@@ -109,7 +115,9 @@ def truth(message: Message, field: str, default: bool = False) -> bool:
 
 
 def text(message: Message, field: str, longest: int) -> str:
-    value = message.get(field) or ""
+    value = message.get(field)
+    if value is None:
+        return ""
     if type(value) is not str or len(value) > longest:
         raise WireError(f"{field!r} must be a string of at most {longest} characters")
     return value
@@ -124,9 +132,9 @@ def name(message: Message, field: str) -> str:
 
 def word(message: Message, field: str, words: tuple[str, ...], default: str) -> str:
     value = message.get(field, default)
-    if value not in words:
+    if type(value) is not str or value not in words:
         raise WireError(f"{field!r} must be one of {', '.join(words)}, and is {value!r:.40}")
-    return cast(str, value)
+    return value
 
 
 def _spaces(message: Message) -> tuple[Space[Any] | None, Space[Any] | None]:

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from shoal.errors import UserError
-from shoal.gateway.messages import PROTOCOL, Hello, Refused, error
+from shoal.gateway.messages import PROTOCOL, Hello, Refused, error, kind_of
 from shoal.gateway.wire import Message, WireError, pack, unpack
 
 T = TypeVar("T")
@@ -496,7 +496,7 @@ class Door:
         await peer.send(greeting | (self.service.metadata() if allowed else {}))
         async with asyncio.timeout(None if allowed else self.limits.handshake_seconds):
             first = await peer.receive()  # of one that may come in: openpi's asks when its robot is ready
-        if first.get("type") == "hello":
+        if kind_of(first) == "hello":
             peer.hello = Hello.read(first)
             peer.text_keys = peer.hello.text_keys
             if not allowed and not self.security.allows(peer.hello.token):

@@ -16,7 +16,7 @@ from shoal.envs import EnvSpec
 from shoal.envs.check import action_space, observation_space
 from shoal.envs.vector import action_converter
 from shoal.errors import UserError
-from shoal.gateway.messages import Hello, Refused, RowReader, whole, write_spaces
+from shoal.gateway.messages import Hello, Refused, RowReader, kind_of, whole, write_spaces
 from shoal.gateway.server import Gone, Peer
 from shoal.gateway.wire import Message
 from shoal.loops.sessions import Request, Session
@@ -140,14 +140,14 @@ class Reception:
             message = await peer.receive()
             if session.peer is not peer:
                 raise Gone
-            kind = message.get("type")
+            kind = kind_of(message)
             if kind == "bye":
                 self._depart(session)
                 await peer.end("goodbye")
                 return
             if kind != ("block" if session.local else "step"):
                 sends = "'block'" if session.local else "'step'"
-                raise Refused("message", f"such a client sends {sends} or 'bye', and not {str(kind)[:40]!r}")
+                raise Refused("message", f"such a client sends {sends} or 'bye', and not {kind[:40]!r}")
             known = self._ask(session, message)
             if not known and session.slow:
                 session.answered = asyncio.get_running_loop().create_future()

@@ -12,7 +12,7 @@ import numpy as np
 from aiohttp import WSCloseCode
 
 from shoal import tree
-from shoal.gateway.messages import Refused, RowReader, error, truth, whole, write_spaces
+from shoal.gateway.messages import Refused, RowReader, error, kind_of, truth, whole, write_spaces
 from shoal.gateway.server import Gone, Peer
 from shoal.gateway.wire import Message, WireError
 from shoal.playing.policy import TrainedPolicy
@@ -247,7 +247,7 @@ class Talk:
                 await self._room
             message = await peer.receive()
             try:
-                if message.get("type") == "bye" and self._session is not None:
+                if kind_of(message) == "bye" and self._session is not None:
                     self._service.sessions.end(self._session.name)
                     return
                 take(message)
@@ -268,7 +268,7 @@ class Talk:
         """One request of a client that said hello."""
         service, session = self._service, self._session
         assert session is not None
-        if message.get("type") != "act":
+        if kind_of(message) != "act":
             raise WireError("this server takes messages of the types 'act' and 'bye'")
         seq = whole(message, "seq", 1, 1 << 62, session.seq + 1)
         if seq <= session.seq:
