@@ -3,8 +3,11 @@ strange or code."""
 
 from __future__ import annotations
 
+import random
 import re
 import tracemalloc
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from shoal.gateway.messages import Hello, Refused, RowReader, read_space, write_spaces
+from shoal.gateway.messages import Hello, Refused, RowReader, kind_of, read_space, write_spaces
 from shoal.gateway.wire import WireError, pack, unpack
 
 
@@ -209,3 +212,46 @@ def test_the_session_of_the_specification_is_what_the_code_says() -> None:
     reader = RowReader(read_space(read[0]["spaces"]["observation"]), None)
     assert reader.observation(read[3]["observation"]).tolist() == [[0.5, -0.25]]
     assert reader.truths(read[5], "terminated").tolist() == [True]
+
+
+ANYTHING = [
+    None,
+    -1,
+    1 << 62,
+    1e300,
+    float("nan"),
+    "x",
+    "é" * 200,
+    b"\0",
+    [],
+    [[1], [2, 3]],
+    [None],
+    {},
+    {"a": 1},
+    True,
+]
+ANYTHING += [np.ones((2, 2)), np.zeros(3, np.uint8)]
+
+
+def test_whatever_stands_in_a_field_is_taken_or_refused_in_a_sentence() -> None:
+    chance = random.Random(0)
+    box = {"kind": "box", "shape": [4], "dtype": "float32", "low": "-inf", "high": 1.0}
+    parts = {"kind": "dict", "parts": {"a": {"kind": "multi_discrete", "nvec": [2, 3], "start": [0, 0]}}}
+    hello = {"type": "hello", "protocol": 1, "role": "environment", "token": "a", "session": "b", "environments": 2}
+    hello |= {"autoreset": "next_step", "mode": "central", "seq": 1, "stored": 0, "text_keys": False, "name": "x"}
+    reader = RowReader(spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0, 255, (2, 2), np.uint8)}), None)
+    refused = 0
+    for _ in range(4000):
+        spoiled = chance.choice([box, parts])
+        spoiled = {**spoiled, chance.choice([*spoiled, "n"]): chance.choice(ANYTHING)}
+        said = {**hello, chance.choice(list(hello)): chance.choice(ANYTHING)}
+        said["spaces"] = {"observation": spoiled, "action": box} if chance.random() < 0.5 else chance.choice(ANYTHING)
+        seen = {"a": chance.choice(ANYTHING), "b": chance.choice(ANYTHING)} if chance.random() < 0.7 else said["role"]
+        for read in (Hello.read, lambda _, seen=seen: reader.observation(seen), partial(reader.numbers, field="seq")):
+            try:
+                with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+                    read(said)
+            except (WireError, Refused):
+                refused += 1
+        assert type(kind_of({"type": chance.choice(ANYTHING)})) is str
+    assert refused > 4000
