@@ -602,6 +602,7 @@ def test_clients_of_a_run_on_ray(algorithm: str, ray_cluster: str, tmp_path: Pat
     assert clients.ended == dict.fromkeys(clients.acted, "the run has ended")
 
 
+@pytest.mark.slow  # eight seconds; of shoal serve, which has the same door, it is tried every time
 def test_tokens_and_certificates_of_a_run(tmp_path: Path) -> None:
     port, token = free_port(), "a token of the test's own"
     certificate, key = certificates(tmp_path)
