@@ -161,11 +161,12 @@ class ActingForClients:
             self._report.count("env_steps", sum(session.tally.count(row, self._report) for row in block.rows))
             self._streams.block(request, slot, block)
             message: Message = {"type": "stored", "seq": request.seq, "version": number(self.version)}
+            self._answered(request, message)
             if session.given != self.version:
                 found = self._portable()
                 assert found is not None
-                message["policy"] = self._policy_for(session, found)
-            self._answered(request, message)
+                policy = self._policy_for(session, found)
+                session.first_reply = pack(message | {"policy": policy}, session.hello.text_keys)
 
     def _portable(self) -> Portable | None:
         if self._carried is None:
@@ -215,5 +216,5 @@ class ActingForClients:
         session = request.session
         message["stored"] = session.stored
         session.begun = True
-        session.reply = pack(message, session.hello.text_keys)
+        session.reply, session.first_reply = pack(message, session.hello.text_keys), None
         session.seq = request.seq

@@ -154,7 +154,7 @@ class Reception:
                 await session.answered
                 known = True
             if known:
-                await peer.send_packed(session.reply)  # waits until the client has taken what it was sent
+                await peer.send_packed(session.take_reply())  # waits until the client has taken what it was sent
                 session.slow = False
 
     def _ask(self, session: Session, message: Message) -> bool:
@@ -251,7 +251,7 @@ class Reception:
                 session.answered = None
                 continue
             try:
-                session.slow = not peer.write(session.reply)
+                session.slow = not peer.write(session.take_reply())
             except Gone:
                 pass  # who reads hears of it too
 

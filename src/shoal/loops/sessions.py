@@ -75,7 +75,13 @@ class Session:
         self.judged = np.zeros(reader.count, np.int64)  # an evaluator's episodes that counted
         self.counts = np.zeros(reader.count, np.bool_)  # its episodes that will
         self.reply = b""  # to the message `seq`
+        self.first_reply: bytes | None = None  # the same with newer weights, which who comes back is sent anyway
         self.seq = hello.seq
+
+    def take_reply(self) -> bytes:
+        """As it is written when it is given for the first time."""
+        reply, self.first_reply = self.first_reply or self.reply, None
+        return reply
 
     def sent(self, stream: int, seq: int) -> None:
         """A block of one of its streams has gone to the replay, with the message `seq` as its last row. Only what was
