@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -165,7 +166,7 @@ def test_the_example_in_c_plays(run: Path, tmp_path: Path) -> None:
 class Browser:
     """A page in headless Chromium, over its debugging protocol."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, url: str) -> None:
         program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
         if program is None:
             pytest.skip("Chromium is not installed: the page is looked at in it")
@@ -176,6 +177,7 @@ class Browser:
             "--disable-dev-shm-usage",
             "--window-size=1000,950",
         ]
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="b-"))  # a short name: its sockets lie there
         self.process = subprocess.Popen(
             [program, *options, "--remote-debugging-port=0", f"--user-data-dir={folder}", url],
             stdout=subprocess.DEVNULL,
@@ -221,6 +223,8 @@ class Browser:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        while self._folder.exists():  # those that it has started end a moment later
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def wait_for(true: Any, seconds: float) -> None:
@@ -263,7 +267,6 @@ def test_the_game_in_the_browser_is_played_better_as_the_policy_is_trained(tmp_p
         wait_for(lambda: list(folder.glob("checkpoints/0*/manifest.json")), 60)
         with shoal.serve(folder, follow=True, follow_every=0.5) as serving, pages() as port:
             browser = Browser(
-                tmp_path / "browser",
                 f"http://127.0.0.1:{port}/examples/browser/?fast&server=ws://127.0.0.1:{serving.port}",
             )
             state = functools.partial(browser.evaluate, "window.shoalState")
@@ -292,7 +295,7 @@ def test_a_run_learns_from_the_game_in_the_browser(tmp_path: Path) -> None:
         wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1.0).close() is None, 60)
         with pages() as site:
             page = f"http://127.0.0.1:{site}/examples/browser/?role=environment&server=ws://127.0.0.1:{port}"
-            browser = Browser(tmp_path / "browser", page)
+            browser = Browser(page)
             state = functools.partial(browser.evaluate, "window.shoalState")
             wait_for(lambda: (state() or {}).get("episodes", 0) > 20 or "error" in (state() or {}), 90)
             first = state()
