@@ -92,8 +92,33 @@ class Connection:
             raise
 
     def send(self, data: bytes) -> None:
-        if self._protocol.state is not State.OPEN:  # the other side has closed it
-            raise Lost(self._protocol.close_code or 1006)
+        """What the other side has said before it closed, or was lost, is read first: why there is no more to do."""
+        if self._protocol.state is not State.OPEN:
+            if not self._messages:
+                raise Lost(self._protocol.close_code or 1006)
+            return
+        try:
+            self._write(data)
+        except OSError:
+            try:
+                self.read_on(0.1)
+            except OSError:
+                pass
+            if not self._messages:
+                raise
+
+    def read_on(self, timeout: float | None) -> None:
+        """Read until there is a message."""
+        if timeout != self._timeout:
+            self._socket.settimeout(timeout)
+            self._timeout = timeout
+        while not self._messages:
+            data = self._socket.recv(65_536)
+            if not data:
+                raise Lost(1006)
+            self._read(self._rest + data if self._rest else data)
+
+    def _write(self, data: bytes) -> None:
         size = len(data)
         if size >= 1024:
             self._protocol.send_binary(data)
@@ -105,14 +130,8 @@ class Connection:
         self._socket.sendall(head + mask + masked.to_bytes(size, "big"))
 
     def receive(self, timeout: float | None) -> Any:
-        if timeout != self._timeout:
-            self._socket.settimeout(timeout)
-            self._timeout = timeout
-        while not self._messages:
-            data = self._socket.recv(65_536)
-            if not data:
-                raise Lost(1006)
-            self._read(self._rest + data if self._rest else data)
+        if not self._messages:
+            self.read_on(timeout)
         return unpack(self._messages.pop(0))
 
     def close(self) -> None:

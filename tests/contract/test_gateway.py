@@ -38,7 +38,7 @@ from shoal.config import apply_preset
 from shoal.envs import describe_data
 from shoal.errors import UserError
 from shoal.experiment.environments import fit
-from shoal.gateway.server import Security
+from shoal.gateway.server import Door, DoorThread, Listen, Peer, Security
 from shoal.gateway.wire import pack
 from shoal.loops.gateway import GatewayLoop
 from shoal.nets.weights import export_weights
@@ -624,6 +624,34 @@ def test_tokens_and_certificates_of_a_run(tmp_path: Path) -> None:
     assert clients.ended == dict.fromkeys(clients.acted, "the run has ended")
     assert not stranger.acted
     assert token not in "".join(path.read_text("utf-8", "replace") for path in (tmp_path / "run").rglob("*.json*"))
+
+
+def test_who_hears_the_end_with_its_last_answer_hears_it() -> None:
+    """The answer, the end and the close may come at once: before the client asks again."""
+
+    class Ends:
+        kind = "train"
+
+        def metadata(self) -> dict[str, Any]:
+            return {}
+
+        async def talk(self, peer: Peer) -> None:
+            await peer.send({"type": "welcome", "session": "a", "resumed": False})
+            await peer.receive()
+            peer.write(pack({"type": "action", "seq": 1, "action": 0, "version": 0, "stored": 0}))
+            await peer.end("the run has ended")
+
+    thread = DoorThread(Door(Ends(), Listen("127.0.0.1", 0)))
+    thread.start()
+    try:
+        for pause in (0.0, 0.2):
+            client = Client(f"ws://127.0.0.1:{thread.port}", patience=5)
+            assert client.reset(np.zeros(3)) == 0
+            time.sleep(pause)
+            with pytest.raises(Ended, match="the run has ended"):
+                client.step(np.zeros(3), 0.0, False, False)
+    finally:
+        thread.stop(grace=0.5)
 
 
 def test_presets_are_made_to_fit_clients() -> None:
