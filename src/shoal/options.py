@@ -24,7 +24,6 @@ from shoal.config import (
     Whole,
     Widths,
     config,
-    given,
     option,
 )
 from shoal.errors import UserError
@@ -585,10 +584,6 @@ class Online(OffPolicy, DataShare):
             raise UserError("--prefill fills a replay, which is there with --online alone: leave it out, or add that.")
         if not self.online and self.inference == "central":
             raise UserError("--inference central serves actors, which are there with --online alone: leave it out.")
-        if not self.online and "actors" in given(self) and self.actors > 1:
-            raise UserError(
-                f"--actors {self.actors} would have nothing to do: add --online and --env, or leave it out."
-            )
 
 
 @config()

@@ -20,7 +20,6 @@ from shoal.data import Dataset, DatasetWriter, Origin, episode, open_dataset
     [
         (("--prefill", "{data}"), "--prefill fills a replay, which is there with --online alone"),
         (("--inference", "central"), "--inference central serves actors, which are there with --online alone"),
-        (("--actors", "3"), "--actors 3 would have nothing to do: add --online and --env, or leave it out."),
         (("--env-option", "g=1"), "--env-option is of an environment, and there is none: add --env."),
         (("--eval-env-option", "g=1"), "--eval-env-option is of an environment, and there is none: add --env."),
     ],
