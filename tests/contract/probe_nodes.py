@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,15 @@ class Asker:
 
     def ask_all(self) -> list[int]:
         return [service.echo(index) for index, service in enumerate(self._services)]
+
+
+class Talkative:
+    """Prints, in its own words and in those of a library."""
+
+    def __init__(self) -> None:
+        print("hello from a node")
+        warnings.warn("something is deprecated", DeprecationWarning, stacklevel=1)
+        os.write(2, b"from below\n")
+
+    def echo(self, value: int) -> int:
+        return value

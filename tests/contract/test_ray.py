@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from growing_nodes import Board, Worker
-from probe_nodes import Clock, Service
+from probe_nodes import Clock, Service, Talkative
 from starting import wait_until
 from test_programs import UPDATES, finish, tiny_program
 
 from shoal.errors import UserError
 from shoal.program import Program, Resources
 from shoal.runtime import launch
+from shoal.runtime.restarts import Supervisor
 from shoal.versions import number
 
 pytestmark = pytest.mark.ray
@@ -144,6 +145,19 @@ def test_what_others_hold_is_told_within_ten_seconds() -> None:
         with pytest.raises(UserError, match=sentence):
             launch(second, "ray")
         assert time.monotonic() - began < 12.0  # of which two are the machine's, which has much to do
+
+
+def test_what_nodes_print_is_told_with_node_and_machine() -> None:
+    program = Program()
+    node = program.add("talkative", Talkative)
+    told: list[tuple[str, str, str]] = []
+    supervisor = Supervisor(on_print=lambda *words: told.append(words))
+    with launch(program, "ray", supervisor=supervisor) as run:
+        assert run.client(node).echo(1) == 1
+        wait_until(run, lambda: "from below" in "".join(text for _, _, text in told))
+        machine = run.machines()["talkative"]
+    assert {words[:2] for words in told} == {("talkative", machine)}
+    assert "hello from a node" in "".join(text for _, _, text in told)
 
 
 def test_every_run_has_a_namespace_of_its_own() -> None:

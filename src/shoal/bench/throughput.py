@@ -19,6 +19,7 @@ from shoal.envs import EnvSpec
 from shoal.errors import UserError
 from shoal.experiment.checks import prepare
 from shoal.experiment.ending import Interrupts
+from shoal.experiment.places import on_cluster
 from shoal.experiment.progress import Progress
 from shoal.experiment.watching import metrics_of, take_snapshot
 from shoal.loops.wiring import Settings
@@ -80,9 +81,7 @@ def measure(algorithm: Algorithm, cfg: Acting, env: EnvSpec, options: RunOptions
     acted, trained, updated = Counter(), Counter(), Counter()
     with (
         Interrupts() as interrupts,
-        launch(
-            program, options.runtime, seed=options.seed, supervisor=supervisor, ray_address=options.ray_address
-        ) as run,
+        launch(program, options.runtime, seed=options.seed, supervisor=supervisor, cluster=on_cluster(options)) as run,
     ):
         metrics = metrics_of(run)
         progress.take_roles(program)

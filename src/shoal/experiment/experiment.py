@@ -22,6 +22,7 @@ from shoal.experiment.checkpointing import Checkpointer, start_program
 from shoal.experiment.checks import prepare
 from shoal.experiment.ending import Ending, Final, Interrupts
 from shoal.experiment.listeners import Callbacks, Listeners
+from shoal.experiment.places import Prints, on_cluster, told_places
 from shoal.experiment.progress import Progress
 from shoal.experiment.replay_saves import REPLAY, start_replays, unsaved_note
 from shoal.experiment.restoring import Restored, check_fits, restore
@@ -223,8 +224,11 @@ class RunningExperiment:
             hang_seconds=options.hang_seconds,
             on_loss=self._lost,
             on_hang=self._hung,
+            on_print=self._printed,
+            on_note=self.display.note,
             interrupted=lambda: self.interrupts.asked,
         )
+        self.prints = Prints(self.directory.path, self.display.note)
 
     def live(self) -> tuple[Result, Exception | None]:
         """The result, and what broke the run if something did."""
@@ -269,7 +273,7 @@ class RunningExperiment:
         self.reviving.attach(self.supervisor)
         if self.resumed is None:
             self._write_config()  # whoever is killed from now on can go on
-        given: dict[str, Any] = {"ray_address": options.ray_address, "states": states}
+        given: dict[str, Any] = {"cluster": on_cluster(options), "states": states}
         self.progress.take_roles(self.program)
         self.run = launch(self.program, options.runtime, seed=experiment.seed(), supervisor=self.supervisor, **given)
 
@@ -383,6 +387,7 @@ class RunningExperiment:
             self.directory.write_config(self.experiment.record())
         self.progress.take_roles(self.run.program)
         self.progress.members = sizes(self.run.program)
+        self.progress.machines = told_places(self.run)
 
     def _listen(self) -> Listeners:
         """Have callbacks and the sinks of `--log` hear of every row that is written."""
@@ -468,6 +473,9 @@ class RunningExperiment:
     def _lost(self, loss: Loss) -> None:
         self.display.note(f"node {loss.node!r} {loss.reason}; restart {loss.restarts}" + _below(loss.traceback))
         self.directory.write_row("loss", dataclasses.asdict(loss))
+
+    def _printed(self, node: str, machine: str, text: str) -> None:
+        self.prints.take(node, machine, text)
 
     # ---- what it came to
 

@@ -71,6 +71,7 @@ class Progress:
     waits_for: str | None = None  # what the learner waits for before its first update, and how much of it is there
     roles: dict[str, str] = field(default_factory=dict)  # of the program's nodes; what others have reported is past
     members: dict[str, int] = field(default_factory=dict)  # of groups that may grow and shrink
+    machines: dict[str, str] = field(default_factory=dict)  # of a cluster, and the nodes that are there
     evaluated: Curve = field(default_factory=Curve)
     acted: Curve = field(default_factory=Curve)  # returns of the actors' episodes, one per report
     idle: IdleCores = field(default_factory=IdleCores)  # while there was training
@@ -185,6 +186,7 @@ class Progress:
             "seconds": self.seconds,
             "restarts": self.restarts,
             "members": self.members,
+            **({"machines": self.machines} if self.machines else {}),
             "counts": self.counts,
             "rates": self.rates,
             "values": self.values,

@@ -287,6 +287,9 @@ def _facts(progress: Progress) -> list[tuple[str, Items]]:
         "speed": [*speed, total],
         **measures(values),
         "weights": weights,
+        **(
+            {"machines": [f"{name}: {there}" for name, there in progress.machines.items()]} if progress.machines else {}
+        ),
         **({"troubles": troubles} if troubles else {}),
     }
     return [

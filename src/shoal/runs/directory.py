@@ -38,7 +38,7 @@ from shoal.runs import metrics_file, tables
 from shoal.types import Arrays
 
 CONFIG, METRICS, WEIGHTS = "config.json", tables.METRICS, "weights.npz"
-SUMMARY, CURVE = "summary.json", "curve.png"
+SUMMARY, CURVE, PRINTS = "summary.json", "curve.png", "prints.log"
 CHECKPOINTS = "checkpoints"
 TUPLE = "()"  # {"()": [1, 2]} in config.json is the tuple (1, 2)
 FILMS = "films"
@@ -151,7 +151,7 @@ class RunDirectory:
         """Remove what this run has written: it did not even start."""
         self.close()
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
-        for name in (CONFIG, METRICS, LOCK):
+        for name in (CONFIG, METRICS, LOCK, PRINTS):
             (self.path / name).unlink(missing_ok=True)
         try:
             self.path.rmdir()

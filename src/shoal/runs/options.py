@@ -14,6 +14,7 @@ from shoal.config import Amount, Count, Episodes, Positive, Seconds, Seed, Whole
 from shoal.errors import UserError
 from shoal.runs import sinks
 from shoal.runs.tables import Table, metrics
+from shoal.types import Role
 
 Runtime = Literal["local", "inline", "ray"]
 
@@ -26,6 +27,14 @@ class RunOptions:
     """Processes of this machine, one thread (reproducible), or Ray actors."""
     ray_address: str | None = None
     """Of a running Ray cluster (auto: this machine's); without it one is started."""
+    place: str | None = None
+    """ROLE=LABEL[,…]: machines of a Ray cluster for a role, by their name, address, label or resource."""
+    actor_cpus: Amount | None = None
+    """That each actor asks of a Ray cluster; default: 1, or less where there are too few for all."""
+    wait_for_resources: Seconds = 0.0
+    """Seconds to wait for CPUs and GPUs that a Ray cluster has not free now."""
+    encryption: bool = True
+    """Of calls between the machines of a Ray cluster; without it they are still proven."""
     seed: Seed = 0
     """Of the run; every node derives its own."""
     stop_return: float | None = None
@@ -87,7 +96,29 @@ class RunOptions:
             raise UserError("--restore-partial needs --restore: give the run whose weights are to be loaded.")
         if self.ray_address is not None and self.runtime != "ray":
             raise UserError(f"--ray-address needs the ray runtime: add --runtime ray (it is {self.runtime}).")
+        asked = {
+            "--place": self.place is not None,
+            "--actor-cpus": self.actor_cpus is not None,
+            "--wait-for-resources": bool(self.wait_for_resources),
+            "--no-encryption": not self.encryption,
+        }
+        if self.runtime != "ray" and (given := [name for name, is_given in asked.items() if is_given]):
+            raise UserError(f"{given[0]} needs the ray runtime: add --runtime ray (it is {self.runtime}).")
+        self.places()
         sinks.named(self.log)
+
+    def places(self) -> dict[str, str]:
+        """What `--place` says: role -> label."""
+        found = {}
+        for part in (self.place or "").split(",") if self.place is not None else []:
+            role, _, label = (word.strip() for word in part.partition("="))
+            if role not in {*Role} or not label:
+                known = ", ".join(Role)
+                raise UserError(
+                    f"--place {part!r} is no ROLE=LABEL: give for instance actor=pool-a; roles are {known}."
+                )
+            found[role] = label
+        return found
 
     def with_threshold(self, threshold: float | None) -> RunOptions:
         """Where no stop is given, the return at which the environment counts as solved, if it has one registered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shoal.errors import UserError
@@ -10,6 +11,17 @@ from shoal.program import Node, Program
 from shoal.runtime.restarts import RunFailed, Supervisor
 
 RUNTIMES = ("inline", "local", "ray")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnCluster:
+    """What a user asks of the Ray runtime."""
+
+    address: str | None = None  # of a cluster that runs; None: one is started
+    places: Mapping[str, str] = field(default_factory=dict)  # role -> the name or label of machines
+    actor_cpus: float | None = None  # that each actor asks for; None: one, or less where there are too few for all
+    wait_for_resources: float = 0.0  # seconds
+    encrypted: bool = True  # calls between machines
 
 
 class Run(Protocol):
@@ -42,6 +54,9 @@ class Run(Protocol):
     def pids(self) -> dict[str, int]:
         """The nodes' processes, where each has one of its own."""
 
+    def machines(self) -> dict[str, str]:
+        """The name of the machine that each node is on; nothing where there is but one."""
+
     def close(self) -> None: ...
     def __enter__(self) -> Run: ...
     def __exit__(self, *_: object) -> None: ...
@@ -53,11 +68,12 @@ def launch(
     *,
     seed: int = 0,
     supervisor: Supervisor | None = None,
+    cluster: OnCluster | None = None,
     ray_address: str | None = None,
     states: Mapping[str, Any] | None = None,
 ) -> Run:
     """Start a program. Runtimes are imported only when they are used. `states` (inline) are those of all nodes of such
-    a program at one moment, from which it goes on."""
+    a program at one moment, from which it goes on. `ray_address` alone is that of a cluster."""
     if runtime == "inline":
         from shoal.runtime.inline import InlineRun
 
@@ -73,8 +89,8 @@ def launch(
             if error.name not in ("ray", "cryptography"):
                 raise
             raise UserError("--runtime ray needs Ray: install it with `pip install 'shoal[ray]'`") from None
-        return RayRun(program, seed=seed, supervisor=supervisor, address=ray_address)
+        return RayRun(program, seed=seed, supervisor=supervisor, cluster=cluster or OnCluster(address=ray_address))
     raise UserError(f"--runtime {runtime} is not known: choose one of {', '.join(RUNTIMES)}")
 
 
-__all__ = ["RUNTIMES", "Run", "RunFailed", "Supervisor", "launch"]
+__all__ = ["RUNTIMES", "OnCluster", "Run", "RunFailed", "Supervisor", "launch"]

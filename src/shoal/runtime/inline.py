@@ -191,6 +191,9 @@ class InlineRun:
     def pids(self) -> dict[str, int]:
         return {}
 
+    def machines(self) -> dict[str, str]:
+        return {}
+
     def close(self) -> None:
         self.baton.stop()
         for target in self._targets.values():

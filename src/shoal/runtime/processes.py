@@ -71,6 +71,10 @@ class ProcessRun(abc.ABC):
         for lane in self._lanes.pop(name, ()):
             lane.close()
 
+    def machines(self) -> dict[str, str]:
+        """The name of the machine that each node is on; nothing where there is but one."""
+        return {}
+
     def can_start(self) -> bool:
         return True
 

@@ -86,7 +86,8 @@ def run_status(words: Sequence[str]) -> int:
         names = ("algorithm", "env", "seed", "state", "resumable", "stopped_by", "eval_return", "env_steps", "seconds")
         print_json({"run": str(path), **{name: getattr(found, name) for name in names}, "latest": rows})
         return OK
-    print("\n".join(status_lines(found, rows, terminal_width())))
+    machines = latest(path).get("progress", {}).get("machines") or {}
+    print("\n".join([*status_lines(found, rows, terminal_width()), *_machine_lines(machines)]))
     return OK
 
 
@@ -122,6 +123,11 @@ def status_lines(found: RunState, rows: dict[str, dict[str, Any]], width: int | 
     if found.resumable:
         facts.append(("go on", f"shoal resume {found.path}"))
     return [f"{name:{MARGIN}}{text}" for name, text in facts]
+
+
+def _machine_lines(machines: dict[str, str]) -> list[str]:
+    """Of a run on a cluster: which node is where."""
+    return [f"{'machine':{MARGIN}}{name}: {nodes}" for name, nodes in sorted(machines.items())]
 
 
 def _towards(found: RunState, progress: dict[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ import ray as typed_ray
 
 from shoal.errors import UserError
 from shoal.program import Context, Handle, Node, Program, offers
+from shoal.runtime import OnCluster
 from shoal.runtime.host import BEAT
 from shoal.runtime.local.agent import ZYGOTE, Agent, Printed
 from shoal.runtime.local.node import Listening, Start
@@ -79,13 +80,12 @@ class RayRun(ProcessRun):
         *,
         seed: int = 0,
         supervisor: Supervisor | None = None,
-        address: str | None = None,
-        wishes: Wishes | None = None,
-        wait_for_resources: float = 0.0,
-        encrypted: bool = True,
+        cluster: OnCluster | None = None,
     ) -> None:
         super().__init__(program, supervisor, seed)
-        self._wishes, self._patience, self._encrypted = wishes or Wishes(), wait_for_resources, encrypted
+        asked = cluster or OnCluster()
+        self._wishes = Wishes(places=asked.places, actor_cpus=asked.actor_cpus)
+        self._patience, self._encrypted = asked.wait_for_resources, asked.encrypted
         self._authority = Authority()
         self._identity = self._authority.identity()
         self._processes: dict[str, Process] = {}
@@ -110,7 +110,7 @@ class RayRun(ProcessRun):
         self._relays: dict[str, tuple[str, str]] = {}  # what each brings, and to which agent
         self._due_relays: dict[str, float] = {}  # that are to be started again, and when
         try:
-            self._cluster = Cluster(address)
+            self._cluster = Cluster(asked.address)
         except BaseException:
             self._agent.close()
             raise
@@ -139,8 +139,11 @@ class RayRun(ProcessRun):
         }
 
     def machines(self) -> dict[str, str]:
-        """The name of the machine on which each node is."""
-        return {name: self._machine_name(process.agent) for name, process in self._processes.items()}
+        return {
+            name: self._machine_name(process.agent)
+            for name, process in self._processes.items()
+            if name not in self._relays
+        }
 
     def close(self) -> None:
         for agent in self._agents.values():
