@@ -98,7 +98,7 @@ try shoal train ppo --json --stop-r
         ["bench"],
         ["impala"],
         ["--reward-clip", "--reward-scale"],
-        ["--no-checkpoint-replay", "--no-plain", "--no-restore-partial"],
+        ["--no-checkpoint-replay", "--no-encryption", "--no-plain", "--no-restore-partial"],
         [],
         ["inline"],
         ["--episodes", "--help"],
