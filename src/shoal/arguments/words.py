@@ -16,6 +16,7 @@ from typing import Any
 from shoal.config import field_texts, option, plain_type, unknown
 from shoal.errors import UserError, did_you_mean
 
+AUTOMATIC = 10_000  # actors that `--actors auto` stops at
 HELP = ("-h", "--help")
 SYNONYMS = {  # what other tools call it; the first that a command has is suggested
     "lr": ("learning_rate", "actor_rate"),
@@ -145,7 +146,7 @@ def read(words: Sequence[str], owners: Iterable[type[Any]], command: str, positi
     by_name = {found.name: (found, True) for found in options}
     by_name |= {option(f"no_{found.field}"): (found, False) for found in options if found.kind is bool}
     typed = Typed({owner: {} for owner in owners}, [], False)
-    waiting = list(words)
+    waiting = _without_ranges(words) if option("most_actors") in by_name else list(words)
     while waiting:
         word = waiting.pop(0)
         key, equals, given = word.partition("=")
@@ -163,6 +164,20 @@ def read(words: Sequence[str], owners: Iterable[type[Any]], command: str, positi
             value, given_before = _value(asked, name, values, positive, command), typed.values[asked.owner]
             given_before[asked.field] = {**given_before.get(asked.field, {}), **value} if asked.kind is dict else value
     return typed
+
+
+def _without_ranges(words: Sequence[str]) -> list[str]:
+    """`--actors 8..64` and `--actors auto` are two options in one: how many there are at first, and at the most."""
+    found: list[str] = []
+    for word in words:
+        key, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        concerned = normal(key) == "--actors" if equals else bool(found) and normal(found[-1]) == "--actors"
+        ranged = re.fullmatch(r"(\d+)\.\.(\d+)", f"1..{AUTOMATIC}" if value == "auto" else value)
+        if concerned and ranged is not None:
+            found += [f"{key}={ranged[1]}" if equals else ranged[1], "--most-actors", ranged[2]]
+        else:
+            found.append(word)
+    return found
 
 
 def peek(words: Sequence[str], field: str, default: str) -> str:

@@ -28,7 +28,7 @@ from shoal.experiment.replay_saves import REPLAY, start_replays, unsaved_note
 from shoal.experiment.restoring import Restored, check_fits, restore
 from shoal.experiment.resuming import Resumed
 from shoal.experiment.reviving import Reviving
-from shoal.experiment.scaling import Scaling, sizes, with_actors
+from shoal.experiment.scaling import Growing, Scaling, sizes, with_actors
 from shoal.experiment.tuning import advise_after
 from shoal.experiment.watching import Waited, learning_is_over, metrics_of, stop_reason, take_snapshot, user_error
 from shoal.loops.filming import FilmPlan
@@ -337,6 +337,7 @@ class RunningExperiment:
     def _watch(self) -> StoppedBy:
         metrics, waited, progress = metrics_of(self.run), Waited(self.run), self.progress
         scaling = self._scaling()
+        growing = Growing(self.run, scaling, self.options.most_actors)
         begin, next_row = time.monotonic(), 0.0
         while True:
             finished = learning_is_over(self.run)  # asked first: who has finished has reported everything
@@ -349,7 +350,7 @@ class RunningExperiment:
             if (why := progress.hopeless(self.options.max_failures)) is not None:
                 raise RunFailed("environments", why)
             self._see_what_is_waited_for(waited)
-            self._scale(scaling)
+            self._scale(scaling, growing, elapsed)
             reason = stop_reason(self.options, progress, finished, self.interrupts.asked)
             if progress.counts and progress.elapsed >= next_row:
                 next_row = progress.elapsed + ROW_EVERY
@@ -379,9 +380,10 @@ class RunningExperiment:
             self.run, self.directory.path, lambda count: with_actors(self.experiment.cfg, program, count), tell
         )
 
-    def _scale(self, scaling: Scaling) -> None:
-        """Do what `shoal scale` has asked for, and write it down: who goes on later begins with as many actors."""
-        cfg = scaling.look()
+    def _scale(self, scaling: Scaling, growing: Growing, now: float) -> None:
+        """Do what `shoal scale` has asked for, or take what is free, and write it down: who goes on later begins with
+        as many actors."""
+        cfg = scaling.look() or growing.look(now)
         if cfg is not None:
             self.experiment.cfg = cfg
             self.directory.write_config(self.experiment.record())

@@ -15,6 +15,7 @@ from shoal.types import Role
 
 GROW = (Role.ACTOR, Role.WORKER)  # of which a run may have more or fewer while it goes on
 ACTORS = "actors"  # the group that the option of this name is for
+GROW_EVERY = 5.0  # seconds between two looks at whether there is room for more
 MOST_AT_ONCE = 200  # members that a group gets by one request: the run stands still while they are started
 
 
@@ -66,6 +67,27 @@ class Scaling:
         lost = "; the open episodes of those that leave are counted as lost" if leaving else ""
         self._tell(f"{group}: {before[group]} → {count}{lost}", {group: count})
         return cfg
+
+
+class Growing:
+    """A run that takes what is free: actors are added while machines have room, as those do that join a cluster."""
+
+    def __init__(self, run: Run, scaling: Scaling, most: int | None) -> None:
+        self._run, self._scaling, self._most = run, scaling, most
+        self._next_look = 0.0
+
+    def look(self, now: float) -> Any:
+        """Add what there is room for; the config that the run has from now on, where that is another."""
+        present = sizes(self._run.program).get(ACTORS)
+        if self._most is None or present is None or present >= self._most or now < self._next_look:
+            return None
+        self._next_look = now + GROW_EVERY
+        if (room := min(self._run.room(), MOST_AT_ONCE)) < 1:
+            return None
+        try:
+            return self._scaling.scale(ACTORS, min(self._most, present + room))
+        except UserError:  # somebody else was faster
+            return None
 
 
 def with_actors(cfg: Any, program: Callable[[Any], Program], count: int) -> Any:

@@ -31,6 +31,8 @@ class RunOptions:
     """ROLE=LABEL[,…]: machines of a Ray cluster for a role, by their name, address, label or resource."""
     actor_cpus: Amount | None = None
     """That each actor asks of a Ray cluster; default: 1, or less where there are too few for all."""
+    most_actors: Count | None = None
+    """On a Ray cluster actors are added while CPUs are free, up to so many: --actors 8..64, or auto, says both."""
     wait_for_resources: Seconds = 0.0
     """Seconds to wait for CPUs and GPUs that a Ray cluster has not free now."""
     encryption: bool = True
@@ -99,6 +101,7 @@ class RunOptions:
         asked = {
             "--place": self.place is not None,
             "--actor-cpus": self.actor_cpus is not None,
+            "--most-actors": self.most_actors is not None,
             "--wait-for-resources": bool(self.wait_for_resources),
             "--no-encryption": not self.encryption,
         }

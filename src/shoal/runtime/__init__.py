@@ -57,6 +57,9 @@ class Run(Protocol):
     def machines(self) -> dict[str, str]:
         """The name of the machine that each node is on; nothing where there is but one."""
 
+    def room(self) -> int:
+        """For how many further actors machines have CPUs that nobody holds; 0 where nobody counts."""
+
     def close(self) -> None: ...
     def __enter__(self) -> Run: ...
     def __exit__(self, *_: object) -> None: ...

@@ -194,6 +194,9 @@ class InlineRun:
     def machines(self) -> dict[str, str]:
         return {}
 
+    def room(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.baton.stop()
         for target in self._targets.values():

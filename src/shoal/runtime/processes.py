@@ -75,6 +75,10 @@ class ProcessRun(abc.ABC):
         """The name of the machine that each node is on; nothing where there is but one."""
         return {}
 
+    def room(self) -> int:
+        """For how many further actors machines have CPUs that nobody holds; 0 where nobody counts."""
+        return 0
+
     def can_start(self) -> bool:
         return True
 

@@ -13,6 +13,7 @@ from shoal.cli import main as cli
 from shoal.cli.commands import bench
 from shoal.errors import UserError
 from shoal.runs import registry
+from shoal.runs.options import RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,3 +220,20 @@ def test_a_module_that_is_no_algorithm_is_refused(tmp_path: Path) -> None:
 
 def test_an_algorithm_is_shown_by_its_last_name() -> None:
     assert [registry.short_name(name) for name in ("impala", "a.b.mine", "dir/mine.py")] == ["impala", "mine", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "actors", "most"),
+    [
+        (["--actors", "8..64"], 8, 64),
+        (["--actors=8..64"], 8, 64),
+        (["--actors", "auto"], 1, 10_000),
+        (["--actors", "3"], 3, None),
+    ],
+)
+def test_a_range_of_actors_is_two_options_in_one(words: list[str], actors: int, most: int | None) -> None:
+    cfg, options = registry.load("impala").Config, RunOptions
+    typed = read([*words, "--place", "actor=auto"], [cfg, options], "shoal train")
+    assert typed.make(cfg).actors == actors
+    assert typed.make(options).most_actors == most
+    assert typed.make(options).place == "actor=auto"

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from shoal.errors import UserError
-from shoal.experiment.scaling import MOST_AT_ONCE, Scaling
+from shoal.experiment import scaling as module
+from shoal.experiment.scaling import GROW_EVERY, MOST_AT_ONCE, Scaling
 from shoal.program import Program
 from shoal.runs.requests import ask_to_scale
 from shoal.types import Role
@@ -43,3 +44,20 @@ def test_more_members_than_can_be_started_at_once_are_refused_at_once(tmp_path: 
     assert len(run.program.nodes) == 2 + MOST_AT_ONCE
     with pytest.raises(UserError, match="201 more at once"):
         scaling.scale("actors", 3 + 2 * MOST_AT_ONCE)
+
+
+def test_a_run_takes_what_is_free_up_to_the_most_that_was_asked_for(tmp_path: Path) -> None:
+    run: Any = Growing()
+    run.room = lambda: room[0]
+    room = [3]
+    scaling = Scaling(run, tmp_path, lambda count: count, lambda text, row: None)
+    growing = module.Growing(run, scaling, most=7)
+    assert growing.look(0.0) == 5
+    assert growing.look(1.0) is None, "what was taken is not seen at once"
+    room[0] = 0
+    assert growing.look(GROW_EVERY) is None
+    room[0] = 100  # a machine has joined
+    assert growing.look(2 * GROW_EVERY) == 7
+    assert growing.look(3 * GROW_EVERY) is None
+    assert len(run.program.nodes) == 7
+    assert module.Growing(run, scaling, most=None).look(0.0) is None

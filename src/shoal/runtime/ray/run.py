@@ -145,6 +145,13 @@ class RayRun(ProcessRun):
             if name not in self._relays
         }
 
+    def room(self) -> int:
+        each = 1.0 if self._wishes.actor_cpus is None else self._wishes.actor_cpus
+        if self._shared or not each:
+            return 0
+        free = [one.free.get("CPU", 0.0) for one in self._watch.machines.values() if one.id not in self._avoided()]
+        return sum(int((cpus + placement.GRAIN) // each) for cpus in free)
+
     def close(self) -> None:
         for agent in self._agents.values():
             agent.end()
