@@ -265,6 +265,8 @@ class RayRun(ProcessRun):
 
     def cleared(self, name: str) -> None:
         super().cleared(name)
+        if name in self.program.nodes:  # it was added again, and has a place
+            return
         self._asked.pop(name, None)
         if (machine := self._where.pop(name, None)) is not None:
             self._emptier.add(machine)
@@ -426,9 +428,10 @@ class RayRun(ProcessRun):
         gone = self._where[name] not in machines or self._where[name] in self._avoided()
         if gone and self._keys[name] not in self._agents:
             self._place_again(node, [*machines.values()])
-        key, machine = self._keys[name], machines[self._where[name]]
+        key = self._keys[name]
         if key not in self._agents:
             given = (self._authority, self._identity, self._inbox, threads())
+            machine = machines[self._where[name]]
             self._agents[key] = RemoteAgent(key, machine, *given, gpus=self._gpus.get(key, 0.0))
         return self._agents[key]
 
@@ -442,7 +445,14 @@ class RayRun(ProcessRun):
             places = self._decide([node], there)
         except NoRoom:
             squeezed = [dataclasses.replace(machine, free=machine.total) for machine in there]
-            places = self._decide([node], squeezed)
+            try:
+                places = self._decide([node], squeezed)
+            except NoRoom:
+                asked = placement.amounts(placement.demand(node))
+                raise UserError(
+                    f"node {node.name!r} has lost its machine, and no other one of the Ray cluster has {asked} for it: "
+                    "go on with `shoal resume` when there is one."
+                ) from None
         self._reservations.ask(places.machine[node.name], places.asked[node.name])
         self._note(places, [node])
 
