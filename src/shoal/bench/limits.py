@@ -163,6 +163,14 @@ def _environment_on_device(cfg: Acting, env: EnvSpec, seconds: float, seed: int)
 
 
 def _inference(algorithm: Algorithm, cfg: Acting, env: EnvSpec, weights: Arrays, batch: int, seconds: float) -> float:
+    """Actions per second."""
+    return batch / seconds_of_acting(algorithm, cfg, env, weights, batch, seconds)
+
+
+def seconds_of_acting(
+    algorithm: Algorithm, cfg: Acting, env: EnvSpec, weights: Arrays, batch: int, seconds: float
+) -> float:
+    """Of a policy with these weights, for `batch` observations at once."""
     policy = algorithm.make_policy(cfg, env, 0)
     policy.load(weights)
     if env.on_device:
@@ -171,7 +179,7 @@ def _inference(algorithm: Algorithm, cfg: Acting, env: EnvSpec, weights: Arrays,
         before = {name: torch.as_tensor(part) for name, part in policy.initial_state(cfg.envs_per_actor).items()}
         if hasattr(policy, "set_environments"):
             policy.set_environments(np.arange(batch), batch)
-        return batch / _seconds_each(lambda: policy.act(seen, before, begins), seconds)
+        return _seconds_each(lambda: policy.act(seen, before, begins), seconds)
     envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, 0)
     try:
         few = Stacker(envs.stacks).push(envs.reset(), np.ones(envs.count, np.bool_))
@@ -182,7 +190,7 @@ def _inference(algorithm: Algorithm, cfg: Acting, env: EnvSpec, weights: Arrays,
     state, first = policy.initial_state(batch), np.zeros(batch, np.bool_)
     if hasattr(policy, "set_environments"):
         policy.set_environments(np.arange(batch), batch)
-    return batch / _seconds_each(lambda: policy.act(observation, state, first), seconds)
+    return _seconds_each(lambda: policy.act(observation, state, first), seconds)
 
 
 def _acting_batch(cfg: Acting) -> int:

@@ -64,6 +64,7 @@ Use what was trained
   serve RUN                  answer programs that ask for actions, over a port
 
 Measure and prove
+  plan ALGORITHM             what a target of steps per second needs
   bench throughput ALGORITHM steps per second of the same program
   bench limits ALGORITHM     what this machine allows, part by part
   bench update ALGORITHM     where the time of an update goes

@@ -17,6 +17,7 @@ MODULES = {
     "data": ("data",),
     "doctor": ("doctor",),
     "looking": ("compare", "config", "diff", "plot", "runs", "status"),
+    "plan": ("plan",),
     "policies": ("collect", "eval", "export", "judge", "record"),
     "scale": ("scale",),
     "serve": ("serve",),
@@ -24,7 +25,7 @@ MODULES = {
     "verify": ("verify",),
 }
 NAMES = tuple(sorted(name for names in MODULES.values() for name in names))
-TAKE_ALGORITHM = ("verify", "bench throughput", "bench limits", "bench update")  # and its options, beside their own
+TAKE_ALGORITHM = ("verify", "plan", "bench throughput", "bench limits", "bench update")  # and its options, beside their own
 
 
 def run(name: str, words: Sequence[str]) -> int:

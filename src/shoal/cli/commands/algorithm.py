@@ -34,6 +34,7 @@ PURPOSES = {
     "shoal train": "Train until the environment is solved, or until a stop rule (--stop-…) is met. In place of a name "
     "give the file of your own algorithm (my_ppo.py), or --config run.toml.",
     "shoal verify": "Prove that a run which is killed and resumed becomes, to the last bit, what it would have been.",
+    "shoal plan": "Say what a target of steps per second needs: actors, servers, learners, machines, memory, network.",
     "shoal bench throughput": "Measure steps per second of the program that shoal train would run.",
     "shoal bench update": "Time the parts of an update: in the program, alone, and in a bare loop of the same method.",
     "shoal bench limits": "Measure environments, inference and training alone, and the ceiling they imply.",
