@@ -80,7 +80,7 @@ class Costs:
     def update_seconds(self, actors: int, learners: int) -> tuple[float, float]:
         """Of each of so many learners for an update: on a core, and beside it."""
         whole = self.update_cpu * (actors if self.family == "rounds" else 1)
-        share = self.update_fixed + (1.0 - self.update_fixed) / learners
+        share = self.update_fixed + (1.0 - self.update_fixed) / max(1, learners)
         return whole * share, self.update_beside * share
 
     def as_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ PIECES = 4  # of a block, between which an actor waits: what computes beside it 
 AHEAD = 1  # batches that lie ready while the next one is being fetched
 FEWEST = 10  # blocks of an actor, and updates, in a window
 AGREEMENT = 0.01  # of two windows, at which a rate counts as settled
-MOST_EVENTS = 1_000_000  # after which it is taken as it is
+MOST_EVENTS = 400_000  # after which it is taken as it is
 ANSWER_BYTES = 8.0  # of an action, with what goes around it
 
 

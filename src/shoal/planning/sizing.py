@@ -12,7 +12,7 @@ from shoal.planning.program import Outcome, simulate
 LOAD = 0.85  # the share of its time that anything is planned to be busy
 FULL = 0.95  # from which on it counts as what holds the rest up
 NEAR = 0.99  # of the target counts as reached
-MOST_ROUNDS = 24  # simulations of a plan
+MOST_ROUNDS = 16  # simulations of a plan
 MOST_LEARNERS = 64
 MOST_NODES = 200_000  # that are simulated
 GAIN = 0.02  # that another learner must bring
@@ -54,6 +54,7 @@ def make_plan(costs: Costs, wanted: Wanted) -> Plan:
     """The smallest of what was tried that reaches the target; where nothing does, the one that comes nearest."""
     sizes = _first_guess(costs, wanted)
     best: Plan | None = None
+    before = 0.0  # the rate when there were fewer actors
     for _ in range(MOST_ROUNDS):
         layout = _layout(costs, wanted, sizes)
         outcome = simulate(costs, layout)
@@ -64,8 +65,12 @@ def make_plan(costs: Costs, wanted: Wanted) -> Plan:
         if reached:
             break
         larger = _larger(costs, wanted, sizes, plan)
-        if larger is None or larger == sizes or larger.actors > MOST_NODES:
+        if larger is None or larger.actors > MOST_NODES:
             break
+        if larger.actors > sizes.actors:
+            if outcome.rate < before * (1 + GAIN):  # the last ones brought nothing
+                break
+            before = outcome.rate
         sizes = larger
     assert best is not None
     return best
@@ -208,9 +213,7 @@ def _larger(costs: Costs, wanted: Wanted, sizes: _Sizes, plan: Plan) -> _Sizes |
         grown = dataclasses.replace(
             sizes, machines=max(sizes.machines + 1, math.ceil(sizes.machines * min(factor, 1.5)))
         )
-    elif max([*outcome.sent, *outcome.received]) > FULL * wanted.network:
-        return None
-    elif wanted.actors is not None:
+    elif wanted.actors is not None or max([*outcome.sent, *outcome.received]) > FULL * wanted.network:
         return None
     else:
         grown = dataclasses.replace(sizes, actors=max(sizes.actors + 1, math.ceil(sizes.actors * factor)))
@@ -221,7 +224,7 @@ def _larger(costs: Costs, wanted: Wanted, sizes: _Sizes, plan: Plan) -> _Sizes |
 
 
 def limits_of(costs: Costs, layout: Layout, outcome: Outcome) -> tuple[Limit, ...]:
-    """What would be full at which rate, the first one first."""
+    """What would be full at which rate, the first one first; of actors there can always be more."""
     found: list[tuple[str, float]] = []
     if costs.steps_per_update(layout.all_actors) is not None:  # else it is busy all the time, and holds nobody up
         found.append((f"learner{'s' if layout.learners > 1 else ''}", outcome.learner))
@@ -237,8 +240,6 @@ def limits_of(costs: Costs, layout: Layout, outcome: Outcome) -> tuple[Limit, ..
     found.append(("network out of a machine", max(outcome.sent) / layout.network))
     found.append(("network into a machine", max(outcome.received) / layout.network))
     limits = [Limit(what, outcome.rate / busy if busy > 1e-6 else math.inf, busy) for what, busy in found]
-    acting = max(1e-6, 1.0 - outcome.waiting)
-    limits.append(Limit("actors", outcome.rate / acting, acting))
     return tuple(sorted((limit for limit in limits if limit.busy > 1e-6), key=lambda limit: limit.rate))
 
 

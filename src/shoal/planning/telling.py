@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.planning.costs import Costs, Layout
-from shoal.planning.sizing import Plan, Wanted
+from shoal.planning.sizing import FULL, Plan, Wanted
 from shoal.planning.trial import Measured
 
 SERVICES = {"queue": "queue", "rounds": "queue", "replay": "replay services", "gradients": "gradient services"}
@@ -23,8 +23,8 @@ def lines(
     told = [f"{name} on {env}: {wanted.rate:,.0f} env steps/s wanted, {outcome.rate:,.0f} reached in the simulation"]
     if not outcome.settled:
         told[0] += " (which had not settled: take it as a hint)"
-    told += ["", *_table(_needs(costs, plan)), ""]
-    told += [*_table(_machines(costs, plan)), ""]
+    told += ["", *_table(_needs(costs, plan), words=(0, 2)), ""]
+    told += [*_table(_machines(costs, plan), words=(0, 1)), ""]
     told += _saturation(wanted, plan)
     told += ["", "Measured here:", *(f"  {line}" for line in costs_lines(measured, costs))]
     if inputs:
@@ -36,7 +36,7 @@ def lines(
 def _needs(costs: Costs, plan: Plan) -> list[tuple[str, ...]]:
     layout, outcome = plan.layout, plan.outcome
     rows: list[tuple[str, ...]] = [("", "number", "each", "busy")]
-    rows.append(("actors", f"{layout.all_actors:,}", f"{costs.envs:,} environments", _share(1.0 - outcome.waiting)))
+    rows.append(("actors", f"{layout.all_actors:,}", _count(costs.envs, "environment"), _share(1.0 - outcome.waiting)))
     rows.append(("environments", f"{layout.all_actors * costs.envs:,}", "", ""))
     if layout.servers:
         rows.append(("inference servers", f"{layout.servers:,}", "", _share(max(outcome.servers))))
@@ -81,46 +81,44 @@ def _there(costs: Costs, layout: Layout, place: int) -> list[str]:
 
 def _saturation(wanted: Wanted, plan: Plan) -> list[str]:
     first, *others = plan.limits[:SHOWN_LIMITS]
-    told = [
+    told = []
+    if not plan.reached:
+        free = first.busy < FULL and wanted.actors is not None
+        why = f"{first.what} {'are' if first.what.endswith('s') else 'is'} full"
+        told.append(f"The target is NOT reached: {'more actors than you gave are needed' if free else why}.")
+    told.append(
         f"Full first: {first.what}, at {first.rate:,.0f} env steps/s"
         + "".join(f"; then {limit.what}, at {limit.rate:,.0f}" for limit in others)
         + "."
-    ]
-    if not plan.reached:
-        given = ", which you gave" if first.what == "actors" and wanted.actors is not None else ""
-        told.insert(
-            0, f"The target is NOT reached: {first.what}{given} hold{'' if first.what.endswith('s') else 's'} it up."
-        )
+    )
     return told
 
 
 def costs_lines(measured: Measured, costs: Costs) -> list[str]:
     """Each part, per unit."""
     alone, trial = measured.environment, measured.trial
-    told = [
-        f"environment    {_seconds(alone.cpu / costs.envs)} of a core and {_seconds(alone.wait / costs.envs)} of waiting a step",
-        f"actor          {_seconds(costs.row_cpu)} of a core a row of {costs.envs} environments, all in all",
-    ]
+    computes, waits = (_seconds(seconds / costs.envs) for seconds in (alone.cpu, alone.wait))
+    told = {
+        "environment": f"{computes} of a core and {waits} of waiting a step",
+        "actor": f"{_seconds(costs.row_cpu)} of a core a row of {_count(costs.envs, 'environment')}, all in all",
+    }
     if costs.central:
-        told.append(
-            f"inference      {_seconds(costs.answer_cpu)} of a core a batch and {_seconds(costs.answer_each)} an environment"
-        )
+        whole, each = _seconds(costs.answer_cpu), _seconds(costs.answer_each)
+        told["inference"] = f"{whole} of a core a batch and {each} an environment"
     if costs.family == "gradients":
-        told.append(f"gradients      {_seconds(costs.insert_cpu)} of a core each")
+        told["gradient"] = f"{_seconds(costs.insert_cpu)} of a core, at the service"
     else:
-        told.append(
-            f"{SERVICES[costs.family].partition(' ')[0]:14} {_seconds(costs.insert_cpu)} of a core a block of {_bytes(costs.block_bytes)}, "
-            f"{_seconds(costs.sample_cpu)} a batch of {_bytes(costs.batch_bytes)}"
-        )
-        on = "beside the cores" if costs.update_beside else "of a core"
-        told.append(
-            f"update         {_seconds(costs.update_beside or costs.update_cpu)} {on}, of which {costs.update_fixed:.0%} "
-            "stay when learners share a batch"
-        )
-    told.append(f"weights        {_bytes(costs.weights_bytes)} a version")
+        block, batch = _bytes(costs.block_bytes), _bytes(costs.batch_bytes)
+        insert, sample = _seconds(costs.insert_cpu), _seconds(costs.sample_cpu)
+        service = "replay" if costs.family == "replay" else "queue"
+        told[service] = f"{insert} of a core a block of {block}, {sample} a batch of {batch}"
+        seconds = _seconds(costs.update_beside or costs.update_cpu)
+        where = "beside the cores" if costs.update_beside else "of a core"
+        told["update"] = f"{seconds} {where}, of which {costs.update_fixed:.0%} stay when learners share a batch"
+    told["weights"] = f"{_bytes(costs.weights_bytes)} a version"
     rates = f"{trial.env_steps:,.0f} env steps/s and {trial.updates:,.3g} updates/s"
-    told.append(f"in a trial of {_count(trial.actors, 'actor')}, which made {rates}")
-    return told
+    told["by"] = f"a trial of {_count(trial.actors, 'actor')}, which made {rates}"
+    return [f"{part:12} {cost}" for part, cost in told.items()]
 
 
 def assumptions(costs: Costs, layout: Layout) -> list[str]:
@@ -130,10 +128,9 @@ def assumptions(costs: Costs, layout: Layout) -> list[str]:
         "actors are spread in proportion to the cores that are left; the evaluator is not counted",
     ]
     if layout.machines > 1:
-        told.append(
-            f"a message between machines costs {_seconds(costs.call_cpu)} of a core at each end, and {_seconds(costs.byte_cpu * 1e6)} a MB "
-            "(TLS); each version of the weights crosses once for every machine"
-        )
+        call, megabyte = _seconds(costs.call_cpu), _seconds(costs.byte_cpu * 1e6)
+        told.append(f"a message between machines costs {call} of a core at each end, and {megabyte} a MB (TLS)")
+        told.append("each version of the weights crosses once for every machine")
     if costs.family != "gradients":
         told.append(
             "a learner computes with one thread" if not costs.update_beside else "a learner's device needs no core"
@@ -182,14 +179,9 @@ def report(name: str, env: str, measured: Measured, costs: Costs, wanted: Wanted
 # ---- numbers
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as they must be; numbers on the right, but for words."""
+def _table(rows: Sequence[tuple[str, ...]], words: Sequence[int]) -> list[str]:
+    """Columns as wide as they must be; those of words on the left, numbers on the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    words = {0} | {
-        column
-        for column in range(len(rows[0]))
-        if any(" " in row[column] and not row[column][0].isdigit() for row in rows[1:] if row[column])
-    }
     return [
         "  ".join(
             cell.ljust(width) if column in words else cell.rjust(width)

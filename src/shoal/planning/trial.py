@@ -43,7 +43,7 @@ from shoal.options import (
     Sequences,
     Unrolls,
 )
-from shoal.planning.costs import Costs, Family
+from shoal.planning.costs import IDLE, Costs, Family
 from shoal.program import Handle
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
@@ -111,8 +111,8 @@ def refuse(name: str, cfg: Acting, env: EnvSpec) -> None:
         raise UserError(f"{name} learns from data and has no actors to plan: plan one that acts, such as impala.")
     if env.on_device:
         raise UserError(
-            f"{env.name} is stepped where the learner is, and there is nothing to spread over machines: more of it needs "
-            "--envs-per-actor or --learners."
+            f"{env.name} is stepped where the learner is, and there is nothing to spread over machines: for more of it "
+            "give --envs-per-actor or --learners."
         )
     if env.outside:
         raise UserError(
@@ -389,10 +389,7 @@ def make_costs(
     period = cfg.period if isinstance(cfg, Sequences) else 1
     blocks = trial.env_steps / steps  # per second
     updates = trial.updates * (trial.actors if kind == "rounds" else 1)  # of rounds, in actors' blocks
-    overhead = Costs.__dataclass_fields__["idle"].default
-    cpu = {
-        name: max(0.0, taken - overhead * (trial.actors if name == "actor" else 1)) for name, taken in trial.cpu.items()
-    }
+    cpu = {name: max(0.0, taken - IDLE * (trial.actors if name == "actor" else 1)) for name, taken in trial.cpu.items()}
     block_bytes = row_bytes * steps
     inserting = blocks * (CALL + BYTE * block_bytes)
     sampling = 0.0 if kind == "gradients" else trial.updates * (CALL + BYTE * trial.batch_bytes)

@@ -25,7 +25,8 @@ MODULES = {
     "verify": ("verify",),
 }
 NAMES = tuple(sorted(name for names in MODULES.values() for name in names))
-TAKE_ALGORITHM = ("verify", "plan", "bench throughput", "bench limits", "bench update")  # and its options, beside their own
+# that take an algorithm and its options, beside their own
+TAKE_ALGORITHM = ("verify", "plan", "bench throughput", "bench limits", "bench update")
 
 
 def run(name: str, words: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from shoal.cli.commands.algorithm import configure, take_algorithm, warm
 from shoal.cli.commands.common import ERROR, OK, Commands, fit, print_json
-from shoal.config import Amount, Between, Count, Positive, Seed, validate
+from shoal.config import Amount, Between, Positive, Seed, validate
 from shoal.errors import UserError
 
 if TYPE_CHECKING:
