@@ -26,7 +26,7 @@ SLEEPING = "--env bench.sleeping:Sleeping --env-option seconds={} --vectorizer s
 SMALL = "--envs-per-actor 1 --unroll 10 --batch 8 --queue 64"
 PROGRAMS = {  # what runs, and the numbers of actors that are fitted or checked
     "impala, 20 ms": ("impala", f"{SLEEPING.format(0.02)} {SMALL}", (64,), (2, 16)),
-    "impala, 5 ms": ("impala", f"{SLEEPING.format(0.005)} {SMALL}", (32,), (8, 64)),
+    "impala, 5 ms": ("impala", f"{SLEEPING.format(0.005)} {SMALL}", (64,), (8, 32)),
     "impala central, 5 ms": ("impala", f"{SLEEPING.format(0.005)} {SMALL} --inference central", (), (24,)),
     "apex_dqn, 10 ms": (
         "apex_dqn",

@@ -83,13 +83,17 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "replay runs runtime tree",
         "numpy torch gymnasium",
     ),
+    "planning": (
+        "acting bench config envs errors experiment learning loops options program runs runtime tree versions",
+        "numpy",
+    ),
     "serving": (
         "acting checkpoints config errors experiment gateway playing runs tree",
         "numpy torch aiohttp",
     ),
     "cli": (
-        "analysis arguments bench config data diagnosis envs errors experiment options playing runs runtime serving "
-        "sweeps",
+        "analysis arguments bench config data diagnosis envs errors experiment options planning playing runs runtime "
+        "serving sweeps",
         "rich",
     ),
     "__main__": ("cli", ""),

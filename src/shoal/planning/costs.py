@@ -9,8 +9,8 @@ from typing import Any, Literal
 Family = Literal["queue", "rounds", "replay", "gradients"]
 
 # Fitted on the configurations that docs/planning.md names, not on those that it is checked with.
-IDLE = 0.0  # seconds of a core that a node takes in a second in which it does nothing
-TOGETHER = 1.0  # how fast a core is when all of them are busy, beside one that is busy alone
+IDLE = 0.003  # seconds of a core that a node takes in a second in which it does nothing
+TOGETHER = 0.75  # how fast a core is when all of them are busy, beside one that is busy alone
 # Between machines, measured with `python -m bench.tls`.
 CALL_CPU = 0.0  # seconds of a core at each end of a message
 BYTE_CPU = 0.0  # and for each byte of it
@@ -26,6 +26,7 @@ class Costs:
     rows: int
     row_cpu: float  # of an actor for a row of all its environments, with its share of sending and of weights
     row_wait: float  # in which a row's environments wait for something that is no core
+    row_late: float = 0.0  # what the trial took longer for a row than its simulation: waking up, turns, what is unknown
     block_bytes: float  # that an actor sends after `rows`
     # ---- what is between
     block_items: float  # that it completes by that
@@ -61,6 +62,11 @@ class Costs:
     together: float = TOGETHER
     call_cpu: float = CALL_CPU
     byte_cpu: float = BYTE_CPU
+
+    @property
+    def row_seconds(self) -> float:
+        """Of an actor that nobody holds up."""
+        return self.row_cpu + self.row_wait + self.row_late
 
     @property
     def steps(self) -> int:

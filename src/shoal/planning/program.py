@@ -50,7 +50,7 @@ class Outcome:
 def simulate(costs: Costs, layout: Layout, seed: int = 0, most_events: int = MOST_EVENTS) -> Outcome:
     """Let the program go on, in windows each as long as all before, until the rates of two of them agree."""
     program = _Program(costs, layout, seed)
-    simulation, cycle = program.simulation, costs.rows * (costs.row_cpu + costs.row_wait)
+    simulation, cycle = program.simulation, costs.rows * costs.row_seconds
     window = FEWEST * max(cycle, sum(costs.update_seconds(layout.all_actors, layout.learners)), 1e-3)
     rate, settled, going = 0.0, False, True
     while going and not settled:
@@ -99,7 +99,7 @@ class _Program:
         homes = layout.homes()
         nodes = [own + homes.count(place) for place, own in enumerate(layout.actors)]
         self.machines = [
-            Machine(simulation, max(0.05, layout.cores * costs.together - costs.idle * count)) for count in nodes
+            Machine(simulation, max(0.05, layout.cores - costs.idle * count), costs.together) for count in nodes
         ]
         self.out = [Link(simulation, layout.network) for _ in nodes]
         self.into = [Link(simulation, layout.network) for _ in nodes]
@@ -119,7 +119,7 @@ class _Program:
 
     def _begin(self, random: np.random.Generator) -> None:
         costs, layout, start = self.costs, self.layout, self.simulation.start
-        cycle = costs.rows * (costs.row_cpu + costs.row_wait)
+        cycle = costs.rows * costs.row_seconds
         places = [place for place, count in enumerate(layout.actors) for _ in range(count)]
         for number, place in enumerate(places):
             start(self._actor(place, number), float(random.uniform(0.0, cycle)))
@@ -171,7 +171,7 @@ class _Program:
                 sender = server.place
             else:
                 for _ in range(PIECES):
-                    yield simulation.delay(costs.row_wait * costs.rows / PIECES)
+                    yield simulation.delay((costs.row_wait + costs.row_late) * costs.rows / PIECES)
                     yield self.machines[place].work(costs.row_cpu * costs.rows / PIECES)
             self.steps += costs.steps
             begun = simulation.now
@@ -190,7 +190,7 @@ class _Program:
     def _ask_for_rows(self, place: int, server: _Inference) -> Process:
         costs, simulation = self.costs, self.simulation
         for _ in range(costs.rows):
-            yield simulation.delay(costs.row_wait)
+            yield simulation.delay(costs.row_wait + costs.row_late)
             yield self.machines[place].work(costs.row_cpu)
             begun = simulation.now
             yield from self._carry(place, server.place, costs.request_bytes)

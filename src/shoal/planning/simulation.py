@@ -78,11 +78,13 @@ class Simulation:
 class Machine:
     """Cores that all who compute share evenly, each on one of them at the most (processor sharing).
 
-    Everybody who computes advances at the same rate, so that one clock of work done per process says when each ends.
+    Cores that are busy at the same time slow each other down: when all of them are, each has the speed `together` of
+    one that is busy alone. Everybody who computes advances at the same rate, so that one clock of work done per process
+    says when each ends.
     """
 
-    def __init__(self, simulation: Simulation, cores: float) -> None:
-        self._simulation, self.cores = simulation, cores
+    def __init__(self, simulation: Simulation, cores: float, together: float = 1.0) -> None:
+        self._simulation, self.cores, self._together = simulation, cores, together
         self._work = 0.0  # done by each who has been computing all the time
         self._since = 0.0
         self._computing: list[tuple[float, int, Resume]] = []  # by how far that clock is when each ends
@@ -107,13 +109,16 @@ class Machine:
         return self.busy
 
     def _rate(self) -> float:
-        return min(1.0, self.cores / len(self._computing)) if self._computing else 0.0
+        count = len(self._computing)
+        if count < 2 or self.cores <= 1:
+            return min(1.0, self.cores) * (self._together if count > 1 else 1.0) / max(1, count)
+        others = (min(count, self.cores) - 1) / (self.cores - 1)  # the share of the other cores that is busy
+        return min(1.0, self.cores / count) * (1.0 - (1.0 - self._together) * others)
 
     def _advance(self) -> None:
         passed, self._since = self._simulation.now - self._since, self._simulation.now
-        done = passed * self._rate()
-        self._work += done
-        self.busy += done * len(self._computing)
+        self._work += passed * self._rate()
+        self.busy += passed * min(self.cores, len(self._computing))
 
     def _plan(self) -> None:
         self._planned += 1

@@ -99,7 +99,7 @@ def _first_guess(costs: Costs, wanted: Wanted) -> _Sizes:
 
 
 def _row_seconds(costs: Costs) -> float:
-    seconds = costs.row_cpu + costs.row_wait
+    seconds = costs.row_seconds
     if costs.central:
         seconds += costs.answer_wait + costs.answer_cpu + costs.answer_beside + costs.answer_each * costs.envs
     return seconds
@@ -146,7 +146,7 @@ def _enough_machines(costs: Costs, wanted: Wanted, sizes: _Sizes) -> _Sizes:
     serving = sizes.shards * min(1.0, _service_cores(costs, wanted.rate, sizes.actors) / sizes.shards)
     answering = sizes.servers if not costs.answer_beside else 0
     nodes = sizes.actors + sizes.learners + sizes.shards + sizes.servers
-    usable = wanted.cores * costs.together * LOAD
+    usable = wanted.cores * costs.together * LOAD  # costs are those of a core that is busy alone
     needed = math.ceil((acting + learning + serving + answering + costs.idle * nodes) / usable)
     return dataclasses.replace(sizes, machines=max(sizes.machines, needed, 1))
 

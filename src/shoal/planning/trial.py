@@ -43,7 +43,8 @@ from shoal.options import (
     Sequences,
     Unrolls,
 )
-from shoal.planning.costs import IDLE, Costs, Family
+from shoal.planning.costs import IDLE, TOGETHER, Costs, Family, Layout
+from shoal.planning.program import simulate
 from shoal.program import Handle
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
@@ -88,6 +89,13 @@ class Trial:
     parts: dict[str, float]  # seconds of an update's parts
     batch_bytes: float
     weights: Arrays
+
+    def taken(self, kind: str) -> float:
+        """Cores that all nodes of a kind took for what they did, in time of a core that is busy alone: in the trial
+        others were busy beside it."""
+        idle = IDLE * (self.actors if kind == "actor" else 1)
+        load = min(1.0, sum(self.cpu.values()) / cores_here())
+        return max(0.0, self.cpu[kind] - idle) * (1.0 - (1.0 - TOGETHER) * load)
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,24 @@ def measure_costs(
     block = _block(algorithm, here, env, trial.weights, seed)
     answers = _answers(algorithm, here, env, trial) if _central(cfg) else (0.0, 0.0, 0.0)
     larger = getattr(cfg, "batch", 1) / getattr(here, "batch", 1)
-    return Measured(make_costs(cfg, alone, trial, block, answers, larger), alone, trial)
+    costs = make_costs(cfg, alone, trial, block, answers, larger)
+    as_it_ran = dataclasses.replace(costs, batch_items=costs.batch_items / larger, update_cpu=costs.update_cpu / larger)
+    return Measured(dataclasses.replace(costs, row_late=lateness(as_it_ran, trial)), alone, trial)
+
+
+def lateness(costs: Costs, trial: Trial) -> float:
+    """By how much a row of the trial took longer than it does in the simulation of that trial, as far as that is not
+    because others held the actor up."""
+    servers = int(costs.central)
+    learners = 0 if costs.family == "gradients" else 1
+    layout = Layout(cores=cores_here(), network=1e12, actors=(trial.actors,), learners=learners, servers=servers)
+    found = simulate(costs, layout)
+    rows = trial.actors * costs.envs  # a second in which every actor makes one row
+    return max(0.0, rows / trial.env_steps - rows / found.rate) * max(0.0, 1.0 - found.waiting)
+
+
+def cores_here() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _for_a_trial(cfg: Acting, most: int) -> Acting:
@@ -178,6 +203,7 @@ def _central(cfg: Acting) -> bool:
 
 def measure_environment(cfg: Acting, env: EnvSpec, seconds: float, seed: int) -> Environment:
     """With actions drawn beforehand."""
+    before = set(_family(os.getpid()))
     envs = make_envs(env, cfg.envs_per_actor, cfg.vectorizer, seed)
     try:
         envs.reset()
@@ -187,7 +213,7 @@ def measure_environment(cfg: Acting, env: EnvSpec, seconds: float, seed: int) ->
         actions = [np.stack([np.asarray(space.sample()) for _ in range(envs.count)]) - offset for _ in range(8)]
         actions = [row.astype(env.action_space.dtype) for row in actions]
         envs.step(actions[0])
-        own, children = os.getpid(), [pid for pid in _family(os.getpid()) if pid != os.getpid()]
+        own, children = os.getpid(), set(_family(os.getpid())) - before
         begin, rows = _Clocks([own], children), 0
         while (passed := time.perf_counter() - begin.wall) < seconds or rows < 3:
             envs.step(actions[rows % len(actions)])
@@ -367,7 +393,7 @@ def _answers(algorithm: Algorithm, cfg: Acting, env: EnvSpec, trial: Trial) -> t
     of_few, of_many = (seconds_of_acting(algorithm, cfg, env, trial.weights, size, 0.5) for size in (few, many))
     each = max(0.0, of_many - of_few) / (many - few)
     whole = max(0.0, of_few - few * each)
-    rest = (trial.cpu["server"] - trial.batches * whole) / trial.env_steps
+    rest = (trial.taken("server") - trial.batches * whole) / trial.env_steps
     return whole, max(each, rest), each
 
 
@@ -389,7 +415,7 @@ def make_costs(
     period = cfg.period if isinstance(cfg, Sequences) else 1
     blocks = trial.env_steps / steps  # per second
     updates = trial.updates * (trial.actors if kind == "rounds" else 1)  # of rounds, in actors' blocks
-    cpu = {name: max(0.0, taken - IDLE * (trial.actors if name == "actor" else 1)) for name, taken in trial.cpu.items()}
+    cpu = {kind: trial.taken(kind) for kind in NODES}
     block_bytes = row_bytes * steps
     inserting = blocks * (CALL + BYTE * block_bytes)
     sampling = 0.0 if kind == "gradients" else trial.updates * (CALL + BYTE * trial.batch_bytes)

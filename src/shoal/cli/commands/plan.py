@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -62,14 +61,14 @@ def run(words: Sequence[str]) -> int:
     network = bytes_per_second(options.machine_network)
     from shoal.planning.sizing import Wanted, make_plan
     from shoal.planning.telling import lines, report
-    from shoal.planning.trial import measure_costs, refuse
+    from shoal.planning.trial import cores_here, measure_costs, refuse
     from shoal.runtime import RunFailed
 
     refuse(name, config, env)
     given = typed.values[page.Config]
     wanted = Wanted(
         rate=options.steps_per_second,
-        cores=options.cores or len(os.sched_getaffinity(0)),
+        cores=options.cores or cores_here(),
         network=network,
         machines=options.machines,
         actors=given.get("actors"),
