@@ -11,9 +11,9 @@ Family = Literal["queue", "rounds", "replay", "gradients"]
 # Fitted on the configurations that docs/planning.md names, not on those that it is checked with.
 IDLE = 0.003  # seconds of a core that a node takes in a second in which it does nothing
 TOGETHER = 0.75  # how fast a core is when all of them are busy, beside one that is busy alone
-# Between machines, measured with `python -m bench.tls`.
-CALL_CPU = 0.0  # seconds of a core at each end of a message
-BYTE_CPU = 0.0  # and for each byte of it
+# Between machines, with TLS: a quarter of what a call takes there and back, half of what a byte takes (decision 0025).
+CALL_CPU = 6e-5  # seconds of a core at each end of a message
+BYTE_CPU = 1.6e-9  # and for each byte of it
 
 
 @dataclass(frozen=True, kw_only=True)
