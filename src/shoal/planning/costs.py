@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Family = Literal["queue", "rounds", "replay", "gradients"]
 
-# Fitted on the configurations that docs/planning.md names, not on those that it is checked with.
+# Fitted by hand, as docs/planning.md tells: its checks are new runs, but not of configurations that nobody had seen.
 IDLE = 0.003  # seconds of a core that a node takes in a second in which it does nothing
 TOGETHER = 0.75  # how fast a core is when all of them are busy, beside one that is busy alone
 # Between machines, with TLS: a quarter of what a call takes there and back, half of what a byte takes (decision 0025).
