@@ -294,15 +294,19 @@ def plain_type(hint: Any) -> Any:
 
 def from_record(cls: type[C], values: Mapping[str, Any]) -> C:
     """A config out of what JSON has made of it: lists are tuples; fields this version does not know are left out, and
-    so is a null in a field that has no None any more."""
+    so is a null in a field that has a word for it now; any other null is as wrong as it was."""
     hints = typing.get_type_hints(cls)
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     known = {name: value for name, value in values.items() if name in names}
-    return cls(**{name: plain(value) for name, value in known.items() if value is not None or _takes_none(hints[name])})
+    return cls(
+        **{name: plain(value) for name, value in known.items() if value is not None or not _has_a_word(hints[name])}
+    )
 
 
-def _takes_none(hint: Any) -> bool:
-    return hint is Any or hint is type(None) or type(None) in typing.get_args(hint)
+def _has_a_word(hint: Any) -> bool:
+    """Whether words of a choice stand beside numbers, as "auto" does: None meant the same before."""
+    parts = typing.get_args(hint)
+    return type(None) not in parts and any(typing.get_origin(part) is typing.Literal for part in parts)
 
 
 def option(name: str) -> str:

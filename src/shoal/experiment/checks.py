@@ -29,7 +29,6 @@ from shoal.options import (
 )
 from shoal.runs.options import RunOptions
 from shoal.runs.registry import Algorithm
-from shoal.runtime import devices
 
 ENVIRONMENT_BYTES = 2_000  # of one environment, at the least
 PARAMETER_COPIES = 4  # of a learner: values, gradients and an optimizer's two moments
@@ -84,6 +83,8 @@ def _refuse_playing(options: RunOptions) -> None:
 
 def _check_devices(cfg: Acting, options: RunOptions) -> None:
     """On Ray nodes look for their devices themselves: their machines may have what this one has not."""
+    from shoal.runtime import devices
+
     fields = {"acting_device": cfg.acting_device, **({"device": cfg.device} if isinstance(cfg, Learning) else {})}
     for field, device in fields.items():
         if options.runtime != "ray":
@@ -105,7 +106,11 @@ def _check_devices(cfg: Acting, options: RunOptions) -> None:
 
 def check_device(field: str, device: str) -> None:
     """Refuse a device that this process cannot use."""
-    if device != "cpu" and (reason := devices.missing(device)) is not None:
+    if device == "cpu":
+        return
+    from shoal.runtime import devices  # who plays a trained policy needs no runtime
+
+    if (reason := devices.missing(device)) is not None:
         raise UserError(f"{config.option(field)} {device} cannot be used here ({reason}): leave it at cpu.")
 
 

@@ -16,7 +16,6 @@ from shoal.envs.check import frame_space
 from shoal.envs.choosing import choose, most_environments
 from shoal.errors import UserError
 from shoal.options import Acting, Data, Experience, Learning, Rollouts
-from shoal.runtime import devices
 from shoal.types import EXTERNAL, NO_ENV
 
 C = TypeVar("C", bound=Acting)
@@ -97,7 +96,11 @@ def describe_env(cfg: Acting, *, apart: bool = True) -> EnvSpec:
 
 def _at_hand(device: str) -> str:
     """Where a vector of tensors is tried: on the CPU of a driver whose learner will have a GPU elsewhere."""
-    return device if device == "cpu" or devices.missing(device) is None else "cpu"
+    if device == "cpu":
+        return device
+    from shoal.runtime import devices  # who plays a trained policy needs no runtime
+
+    return device if devices.missing(device) is None else "cpu"
 
 
 def fit(cfg: C, env: EnvSpec, runtime: str) -> tuple[C, EnvSpec]:
