@@ -66,8 +66,8 @@ def test_a_page_knows_nothing_of_processes(name: str) -> None:
 
 # Twins, and in how many lines `diff` may find them to differ, both sides counted: what the methods, their papers'
 # figures and what is said of them differ in, and a little room. Another name for what both pages have is none of it.
-# (D4PG has a preset of FastTD3's figures, too: 22 lines.)
-TWINS = {("apex_dpg", "d4pg"): 105, ("ppo", "appo"): 155, ("td3", "sac"): 165, ("apex_dqn", "r2d2"): 230}
+# (D4PG has a preset of FastTD3's figures, too: 22 lines. PPO may act ahead: 12 lines.)
+TWINS = {("apex_dpg", "d4pg"): 105, ("ppo", "appo"): 167, ("td3", "sac"): 165, ("apex_dqn", "r2d2"): 230}
 TWINS |= {("td3", "td3_bc"): 110, ("sac", "cql"): 170, ("td3_bc", "iql"): 180, ("apex_dqn", "discrete_cql"): 190}
 
 
