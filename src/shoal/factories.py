@@ -83,7 +83,7 @@ def importable_name(factory: Factory) -> str | None:
 def folder_of(module_name: str) -> str | None:
     """The folder from which a module of the user's own was imported; None for what is installed or not imported."""
     file = getattr(sys.modules.get(module_name), "__file__", None)
-    if file is None or file.startswith(_INSTALLED):
+    if file is None or not os.path.isabs(file) or file.startswith(_INSTALLED):  # torch.ops gives a name alone
         return None
     path = Path(file).resolve()
     depth = module_name.count(".") + (path.stem == "__init__")

@@ -18,7 +18,7 @@ from test_programs import UPDATES, finish, tiny_program
 
 from shoal.errors import UserError
 from shoal.program import Program, Resources
-from shoal.runtime import launch
+from shoal.runtime import RunFailed, launch
 from shoal.runtime.restarts import Supervisor
 from shoal.versions import number
 
@@ -46,6 +46,17 @@ def test_a_cluster_that_was_there_before_is_used_and_left_running(cluster: str) 
         assert run.client(service).echo(1) == 1
     assert ray.is_initialized()
     assert ray.cluster_resources()["CPU"] == 2.0
+
+
+def test_a_silent_head_is_told_once_and_nodes_can_still_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, service = one_node()
+    with launch(program, "ray") as run:
+        monkeypatch.setattr(run._watch, "silent_for", lambda: 20.4)  # type: ignore[attr-defined]
+        with pytest.raises(RunFailed, match=r"^the head of the Ray cluster has been silent for 20 s: on another"):
+            run.wait(1.0)
+        run.wait(0.1)
+        assert run.client(service).echo(1) == 1
+    assert ray.is_initialized()
 
 
 JOIN = """

@@ -52,7 +52,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
         "torch numpy gymnasium",
     ),
     "gateway": ("envs errors tree", "numpy gymnasium aiohttp msgpack safetensors uvloop"),
-    "runtime": ("buffers errors program sync", "numpy torch cloudpickle cryptography"),
+    "runtime": ("buffers errors factories program sync", "numpy torch cloudpickle cryptography"),
     "algorithms": (
         "acting batches config data envs errors functional learning loops nets optim options program replay "
         "schedules services state tree",

@@ -4,6 +4,7 @@ stopped by the rule."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -190,6 +191,11 @@ class Experiment:
     def _remedy(self) -> str:
         return "add --env with the one that the data are of to have it"
 
+    def code(self) -> list[str]:
+        """Folders in which the code that the run names is looked for: other machines need it, too."""
+        record = self.record()
+        return [*record["folders"], os.getcwd()] if trust.named_code(record) else [*record["folders"]]
+
     def record(self) -> dict[str, Any]:
         record = records.record_of(self.name, self.cfg, self.env, self.options)
         return record | {"life": self.life()}
@@ -235,9 +241,11 @@ class RunningExperiment:
         with self.interrupts:
             try:
                 self._launch()
-            except BaseException:
+            except BaseException as error:
                 self.display.end()
                 self._discard()
+                if isinstance(error, RunFailed) and (sentence := user_error(error)) is not None:
+                    raise UserError(sentence) from None
                 raise
             with self.run:
                 self._prepare_to_watch()
@@ -273,7 +281,7 @@ class RunningExperiment:
         self.reviving.attach(self.supervisor)
         if self.resumed is None:
             self._write_config()  # whoever is killed from now on can go on
-        given: dict[str, Any] = {"cluster": on_cluster(options), "states": states}
+        given: dict[str, Any] = {"cluster": on_cluster(options), "states": states, "code": experiment.code()}
         self.progress.take_roles(self.program)
         self.run = launch(self.program, options.runtime, seed=experiment.seed(), supervisor=self.supervisor, **given)
 
@@ -306,7 +314,11 @@ class RunningExperiment:
 
     def _never_began(self, failure: Exception) -> bool:
         """Whether it was a mistake of the user's that showed before anything was learned."""
-        return user_error(failure) is not None and self.resumed is None and not self.progress.count("learner_steps")
+        return (
+            user_error(failure) is not None
+            and self.resumed is None
+            and not (self.progress.count("learner_steps") or self.progress.count("env_steps"))
+        )
 
     def _describe(self) -> dict[str, Any]:
         """What a checkpoint says of the run."""

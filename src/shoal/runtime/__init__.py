@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,9 +74,11 @@ def launch(
     cluster: OnCluster | None = None,
     ray_address: str | None = None,
     states: Mapping[str, Any] | None = None,
+    code: Sequence[str] = (),
 ) -> Run:
     """Start a program. Runtimes are imported only when they are used. `states` (inline) are those of all nodes of such
-    a program at one moment, from which it goes on. `ray_address` alone is that of a cluster."""
+    a program at one moment, from which it goes on. `ray_address` alone is that of a cluster. `code` (Ray) are folders
+    of modules that it names, which other machines are sent."""
     if runtime == "inline":
         from shoal.runtime.inline import InlineRun
 
@@ -92,7 +94,8 @@ def launch(
             if error.name not in ("ray", "cryptography"):
                 raise
             raise UserError("--runtime ray needs Ray: install it with `pip install 'shoal[ray]'`") from None
-        return RayRun(program, seed=seed, supervisor=supervisor, cluster=cluster or OnCluster(address=ray_address))
+        cluster = cluster or OnCluster(address=ray_address)
+        return RayRun(program, seed=seed, supervisor=supervisor, cluster=cluster, code=code)
     raise UserError(f"--runtime {runtime} is not known: choose one of {', '.join(RUNTIMES)}")
 
 

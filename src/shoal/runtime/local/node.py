@@ -42,6 +42,8 @@ class Start:
     callees: list[str]
     boards: dict[str, Any] = field(default_factory=dict)  # callee -> client class over shared memory
     path: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)  # where modules are looked for before all others
+    folder: str | None = None  # to work in; None: that of the zygote
     held: bool = False  # it begins at a further order: those who ran already would keep the others from being started
     shares: bool = False  # it gets the board of its own callers
     network: Network | None = None  # where nodes meet by address: they are told at that further order
@@ -119,6 +121,9 @@ class NodeProcess:
                 return message, descriptors
 
     def _accept(self, start: Start, fds: list[int]) -> Node:
+        if start.folder is not None:
+            os.chdir(start.folder)
+        sys.path[:0] = start.first
         for entry in start.path:
             if entry not in sys.path:
                 sys.path.append(entry)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -16,13 +15,16 @@ import ray as typed_ray
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from shoal.errors import UserError
 from shoal.runtime.local.agent import Agent
 from shoal.runtime.local.node import GRACE
 from shoal.runtime.network.endpoints import connect
 from shoal.runtime.network.identity import Authority, Identity
 from shoal.runtime.network.transport import Closed, Connection
+from shoal.runtime.ray.orders import Orders
 from shoal.runtime.ray.placement import Machine
 from shoal.runtime.ray.remote import AgentActor, AgentLoop, Welcome, Word, watch_closely
+from shoal.runtime.ray.shipping import compare, installed, missing_module
 
 ray: Any = typed_ray  # its own types are incomplete
 
@@ -34,7 +36,21 @@ class Gone:
     reason: str
 
 
-Heard = tuple[str, list[Word] | Gone]  # by whom, and what
+@dataclass(frozen=True)
+class Unfit:
+    """A machine on which the program's nodes cannot live, and why."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What should be known of a machine."""
+
+    text: str
+
+
+Heard = tuple[str, list[Word] | Gone | Unfit | Noted]  # by whom, and what
 Inbox = queue.SimpleQueue[Heard]
 
 
@@ -77,19 +93,19 @@ class RemoteAgent:
         authority: Authority,
         identity: Identity,
         inbox: Inbox,
+        ray_orders: Orders,
         variables: dict[str, str],
+        welcome: Welcome,
         gpus: float = 0.0,
     ) -> None:
         self.key, self.machine, self.address = key, machine, machine.address
         self.pid: int | None = None
         self.up = False  # it can be reached
-        self._authority, self._identity, self._inbox = authority, identity, inbox
+        self._authority, self._identity, self._inbox, self._ray = authority, identity, inbox, ray_orders
         self._orders: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
-        there = NodeAffinitySchedulingStrategy(machine.id, soft=False)
-        options = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
-        made = ray.remote(AgentActor).options(**options, scheduling_strategy=there)
-        self._actor = made.remote(authority.trust.authority, machine.address, variables)
+        self._gpus, self._variables, self._welcome = gpus, variables, welcome
+        self._actor: Any = None
         self._connection: Connection | None = None
         threading.Thread(target=self._live, daemon=True, name=f"agent of {machine.name}").start()
 
@@ -98,17 +114,28 @@ class RemoteAgent:
 
     def _live(self) -> None:
         """Reach the agent, then pass orders on, each as it comes: nobody else waits for a stream that is full."""
+        there = NodeAffinitySchedulingStrategy(self.machine.id, soft=False)
+        options = {"num_cpus": 0, "num_gpus": self._gpus, "max_concurrency": 4}
+        options |= {"max_restarts": 0, "max_task_retries": 0}  # the supervisor starts nodes again, never Ray
         try:
-            endpoint, public_key, self.pid = ray.get(self._actor.listen.remote())
+            made = ray.remote(AgentActor).options(**options, scheduling_strategy=there)
+            self._actor = made.remote(self._authority.trust.authority, self.machine.address, self._variables)
+            endpoint, public_key, self.pid, there_installed = ray.get(self._actor.listen.remote())
+            if (differing := compare(self.machine.name, installed(), there_installed)) is not None:
+                self._inbox.put((self.key, Noted(differing)))
             ray.get(self._actor.join.remote(self._authority.sign(public_key)))
             self._connection = connection = connect(endpoint, self._identity)
             watch_closely(connection)
-            connection.send(Welcome(sys.path))
+            connection.send(self._welcome)
             self.up = True
             threading.Thread(target=self._listen, daemon=True, name=f"words of {self.machine.name}").start()
             while (order := self._orders.get()) is not None:
                 connection.send(order)
+        except UserError as error:
+            self._refuse(str(error))
         except (Closed, exceptions.RayError) as error:
+            if (remedy := missing_module(str(error))) is not None:
+                self._refuse(f"on the machine {self.machine.name} {remedy}.")
             self._lose(_ending(error))
 
     def _listen(self) -> None:
@@ -118,6 +145,12 @@ class RemoteAgent:
                 self._inbox.put((self.key, self._connection.receive()[0]))
         except Closed:
             self._lose("was lost with its machine")
+
+    def _refuse(self, sentence: str) -> None:
+        """This machine will not do, now or later."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._inbox.put((self.key, Unfit(sentence)))
 
     def _lose(self, reason: str) -> None:
         if not self._ended.is_set():
@@ -141,16 +174,16 @@ class RemoteAgent:
         self._leave()
         if self.pid is not None:
             there = NodeAffinitySchedulingStrategy(self.machine.id, soft=False)
-            with contextlib.suppress(Exception):  # Ray may be gone
-                ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(self.pid)
+            ended = ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            self._ray.put(lambda: ended.remote(self.pid))
 
     def _leave(self) -> None:
         self._ended.set()
         self._orders.put(None)
         if self._connection is not None:
             self._connection.shut_down()
-        with contextlib.suppress(Exception):  # Ray may be gone
-            ray.kill(self._actor)
+        if self._actor is not None:
+            self._ray.put(lambda: ray.kill(self._actor))
 
 
 def _kill(pid: int) -> None:

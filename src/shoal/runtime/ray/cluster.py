@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
@@ -18,11 +19,16 @@ from ray import exceptions
 from shoal.errors import UserError
 from shoal.runtime import host
 from shoal.runtime.ray.reaper import Reaper
+from shoal.types import GIVEN_UP
 
 ray: Any = typed_ray  # its own types are incomplete
 OBJECT_STORE = 1 << 27  # bytes; nothing of ours goes through it
 LOOPBACK = "127.0.0.1"
 ATTEMPTS = 3  # to start Ray
+RECONNECTING = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends the processes that its head has left
+RAY_PATIENCE = 60.0  # seconds; what Ray does without the variable
+DRIVER_PATIENCE = "600"  # the same for the driver, which ends by itself before, when it has saved what there is
+LEAVING = 5.0  # seconds that leaving a silent cluster may take
 
 
 class Cluster:
@@ -30,13 +36,15 @@ class Cluster:
 
     def __init__(self, address: str | None) -> None:
         self._joined = False  # whether leaving is up to us
+        self.patience = float(os.environ.get(RECONNECTING, RAY_PATIENCE)) / 3  # with a head that is silent, in seconds
         self._reaper: Reaper | None = None
         if ray.is_initialized():
             return
         address = address or os.environ.get("RAY_ADDRESS")  # Ray sets it for submitted jobs
         with _own_signals():
             if address:
-                join(address)
+                with _variables({RECONNECTING: DRIVER_PATIENCE}):
+                    join(address)
             else:
                 self._start()
         self._joined = True
@@ -60,7 +68,11 @@ class Cluster:
                         f"({_reason(error)}): try again when it is less busy, or take --runtime local"
                     ) from None
 
-    def close(self) -> None:
+    def close(self, silent: bool = False) -> None:
+        """Leave the cluster. One whose head is `silent` would keep us waiting: it is left to itself."""
+        if self._joined and silent:
+            _leave_silently()
+            self._joined = False
         if self._joined:
             ray.shutdown()
             self._joined = False
@@ -68,6 +80,15 @@ class Cluster:
         if self._reaper is not None:
             self._reaper.close()
             self._reaper = None
+
+
+def _leave_silently() -> None:
+    leaving = threading.Thread(target=ray.shutdown, daemon=True, name="leaving Ray")
+    leaving.start()
+    leaving.join(LEAVING)
+    if leaving.is_alive():
+        leaving.name = GIVEN_UP
+        atexit.unregister(ray._private.worker.shutdown)  # it would wait there, too
 
 
 def _short_directory() -> str:

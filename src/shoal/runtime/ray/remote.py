@@ -13,18 +13,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import ray as typed_ray
+
 from shoal.runtime.host import BEAT
-from shoal.runtime.local.agent import Agent, Printed
+from shoal.runtime.local.agent import ZYGOTE, Agent, Printed
 from shoal.runtime.local.node import Start, Told
 from shoal.runtime.network.endpoints import Endpoint
 from shoal.runtime.network.identity import Identity, Trust
 from shoal.runtime.network.listener import Listener
 from shoal.runtime.network.transport import Closed, Connection
+from shoal.runtime.ray.shipping import Parcel, installed
 from shoal.runtime.supervision import Beat
 
+ray: Any = typed_ray  # its own types are incomplete
 Word = Told | Printed  # what an agent tells
 LISTENING = 30.0  # seconds after which an agent to which no driver has come ends
 GATHERING = 0.25  # seconds for which signs of life and prints are gathered before they are told
@@ -37,6 +41,8 @@ class Welcome:
     """The first thing that a driver says to an agent."""
 
     path: list[str]  # where modules are found
+    folder: str | None = None  # in which nodes work; None: that of the parcel, or Ray's
+    parcel: Parcel | None = None  # files of the user's own, for another machine
 
 
 class AgentLoop:
@@ -101,8 +107,9 @@ class AgentActor:
         self._called = threading.Lock()
         self._served = False
 
-    def listen(self) -> tuple[Endpoint, bytes, int]:
-        return self._listener.endpoint, self._identity.public_key, os.getpid()
+    def listen(self) -> tuple[Endpoint, bytes, int, dict[str, str]]:
+        """Where, its public key, its process, and what is installed here."""
+        return self._listener.endpoint, self._identity.public_key, os.getpid(), installed()
 
     def join(self, certificate: bytes) -> None:
         """From now on the driver can call."""
@@ -128,10 +135,25 @@ class AgentActor:
             assert isinstance(welcome, Welcome)
             sys.path.extend(entry for entry in welcome.path if entry not in sys.path)
             threading.Thread(target=self._run, args=(loop, connection), name="agent").start()
+            first, folder = self._unpack(welcome, connection)
             while True:
-                loop.put(*connection.receive()[0])
+                order = connection.receive()[0]
+                if order[0] == "start":
+                    order = ("start", replace(order[1], first=first, folder=folder))
+                loop.put(*order)
         except Closed:  # the driver is gone, or has what it wanted
             loop.put("end")
+
+    def _unpack(self, welcome: Welcome, connection: Connection) -> tuple[list[str], str | None]:
+        """What was shipped, beside Ray's own files, with which it goes: where modules are looked for first, and the
+        folder to work in."""
+        if welcome.parcel is None:
+            return [], welcome.folder
+        try:
+            return welcome.parcel.unpack(ray._private.worker._global_node.get_session_dir_path())
+        except OSError as error:
+            connection.send([Printed(ZYGOTE, f"the run's own files could not be unpacked: {error}\n")])
+            raise Closed from error
 
     def _run(self, loop: AgentLoop, connection: Connection) -> None:
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import ray as typed_ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from shoal.runtime.ray.orders import Orders
 from shoal.runtime.ray.placement import Amounts
 
 ray: Any = typed_ray  # its own types are incomplete
@@ -21,7 +22,8 @@ NOT_HELD = ("GPU",)  # by a group: the process that uses a GPU holds it, since R
 class Reservations:
     """Of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
         self._groups: dict[str, list[Any]] = {}  # by machine
         self._demand: Any = None  # a group that an autoscaler shall make room for
 
@@ -41,8 +43,12 @@ class Reservations:
 
     def ask(self, machine: str, amounts: Amounts) -> None:
         """Hold it as soon as it can be had; until then it is a demand that an autoscaler sees."""
-        if (group := self._ask(machine, amounts)) is not None:
-            self._groups.setdefault(machine, []).append(group)
+
+        def ask() -> None:
+            if (group := self._ask(machine, amounts)) is not None:
+                self._groups.setdefault(machine, []).append(group)
+
+        self._orders.put(ask)
 
     def demand(self, asked: Mapping[str, Amounts]) -> bool:
         """Have an autoscaler see what nodes ask for, on whatever machines; False while there is room for it."""
@@ -70,13 +76,19 @@ class Reservations:
         self.ask(machine, amounts)
 
     def release(self, machine: str) -> None:
+        self._orders.put(lambda: self._release(machine))
+
+    def _release(self, machine: str) -> None:
         for group in self._groups.pop(machine, []):
             _remove(group)
 
     def close(self) -> None:
+        self._orders.put(self._close)
+
+    def _close(self) -> None:
         self.withdraw()
         for machine in list(self._groups):
-            self.release(machine)
+            self._release(machine)
 
 
 def _bundle(amounts: Amounts, without: Collection[str]) -> Amounts:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
+import os
 import pickle
 import queue
 import sys
@@ -34,12 +36,14 @@ from shoal.runtime.network.presence import Network, make_lanes
 from shoal.runtime.network.rpc import LocalLane
 from shoal.runtime.network.transport import HAS_MEMFD
 from shoal.runtime.processes import ProcessRun
-from shoal.runtime.ray import placement
-from shoal.runtime.ray.agents import Gone, HomeAgent, Inbox, RemoteAgent
+from shoal.runtime.ray import placement, shipping
+from shoal.runtime.ray.agents import Gone, HomeAgent, Inbox, Noted, RemoteAgent, Unfit
 from shoal.runtime.ray.cluster import Cluster, threads
+from shoal.runtime.ray.orders import Orders
 from shoal.runtime.ray.placement import Amounts, Machine, NoRoom, Places, Wishes
+from shoal.runtime.ray.remote import Welcome
 from shoal.runtime.ray.reservations import Reservations
-from shoal.runtime.ray.watch import Watch
+from shoal.runtime.ray.watch import LOOK, Watch
 from shoal.runtime.restarts import RunFailed, Supervisor
 from shoal.runtime.supervision import Beat, Event, Lost
 
@@ -47,6 +51,7 @@ ASKING = 8.0  # seconds after which it is told that what the nodes ask for canno
 ADDING = 2.0  # as many for nodes that are added, since the run stands still meanwhile
 HOLDING = 2.0  # seconds that Ray may take to hold what is free
 SETTLING = 1.5  # seconds for which it is waited that a run which has just ended lets go
+ORDERS = 5.0  # seconds that Ray has to let go of what was held for the run
 RETRY = 0.3  # seconds between two attempts
 RELAY_BACKOFF = 0.5  # seconds after which a relay that was lost is started again
 PLACING = 60.0  # seconds in which every agent, and every node, must have been started,
@@ -81,7 +86,9 @@ class RayRun(ProcessRun):
         seed: int = 0,
         supervisor: Supervisor | None = None,
         cluster: OnCluster | None = None,
+        code: Sequence[str] = (),
     ) -> None:
+        """`code`: folders in which modules lie that the program names; those that were imported are known."""
         super().__init__(program, supervisor, seed)
         asked = cluster or OnCluster()
         self._wishes = Wishes(places=asked.places, actor_cpus=asked.actor_cpus)
@@ -95,7 +102,11 @@ class RayRun(ProcessRun):
         self._inbox: Inbox = queue.SimpleQueue()
         self._placing = True  # nodes begin when all of them have a place
         self._agent = Agent(prints=True)  # it imports what nodes need while Ray is being joined
-        self._reservations = Reservations()
+        self._orders = Orders()
+        self._reservations = Reservations(self._orders)
+        self._code = code
+        self._parcel: shipping.Parcel | None = None  # files of the user's own, for other machines
+        self._is_silent = False  # Ray's head, for too long
         self._where: dict[str, str] = {}  # the machine of each node,
         self._asked: dict[str, Amounts] = {}  # what is asked for it there,
         self._keys: dict[str, str] = {}  # and the agent that starts it
@@ -164,7 +175,8 @@ class RayRun(ProcessRun):
         self.close_lanes()
         self._reservations.close()
         self._watch.close()
-        self._cluster.close()
+        self._orders.close(0.0 if self._is_silent else ORDERS)
+        self._cluster.close(silent=self._is_silent)
 
     # ---- what the supervision asks for
 
@@ -225,7 +237,8 @@ class RayRun(ProcessRun):
         for key, words in heard:
             if key in self._agents:
                 self._heard[key] = time.monotonic()
-                events += self._lose(key, words.reason) if isinstance(words, Gone) else self._take(key, words)
+                events += self._hear_agent(key, words)
+        self._notice_silence()
         if not self._placing:
             self._look_at_machines()
         for name in [name for name, due in self._due_relays.items() if due <= time.monotonic()]:
@@ -233,6 +246,24 @@ class RayRun(ProcessRun):
             self._see_to_relay(*self._relays[name])
         # who waits for its agent, or for others, does not hang
         return events + [Beat(name, 0) for name, process in self._processes.items() if not process.begun]
+
+    def _hear_agent(self, key: str, words: list[Any] | Gone | Unfit | Noted) -> list[Event]:
+        match words:
+            case Gone():
+                return self._lose(key, words.reason)
+            case Noted():
+                self.supervisor.on_note(words.text)
+                return []
+            case Unfit() if self._placing:
+                raise UserError(words.sentence)
+            case Unfit():  # it has joined, and the run can do without it
+                self.supervisor.on_note(words.sentence)
+                if isinstance(agent := self._agents[key], RemoteAgent):
+                    agent.kill()
+                events = self._lose(key, "cannot live on")
+                self._shunned[key.partition("/")[0]] = math.inf
+                return events
+        return self._take(key, words)
 
     def kill(self, name: str) -> None:
         """An agent that has been silent for long would not obey: it ends, with its nodes."""
@@ -260,6 +291,8 @@ class RayRun(ProcessRun):
             process.untold.append((method, arguments))
 
     def add(self, *nodes: Node) -> None:
+        if (silent := self._watch.silent_for()) > ADDING + LOOK:
+            raise UserError(f"the head of the Ray cluster has been silent for {silent:.0f} s: nothing can be added.")
         self._find_places(nodes, ADDING)
         super().add(*nodes)
 
@@ -294,10 +327,20 @@ class RayRun(ProcessRun):
                     if word.node in self._relays:
                         self._due_relays[word.node] = time.monotonic() + RELAY_BACKOFF
                     else:
-                        events.append(word)
+                        events.append(self._with_machine(word, key))
                 case _:
                     events.append(word)
         return events
+
+    def _with_machine(self, loss: Lost, key: str) -> Lost:
+        """What a user got wrong is told with the machine on which it shows; a module that only this one lacks is
+        something that a restart does not mend."""
+        sentence = loss.user_error
+        if sentence is None and not loss.progress and loss.raised:
+            sentence = shipping.missing_module(loss.reason)
+        if sentence is None or key.partition("/")[0] == self._home:
+            return loss
+        return dataclasses.replace(loss, user_error=f"on the machine {self._machine_name(key)}: {sentence}")
 
     def _lose(self, key: str, reason: str) -> list[Event]:
         """An agent is gone, and its nodes with it. Its machine is avoided for a while."""
@@ -312,6 +355,15 @@ class RayRun(ProcessRun):
         for one in lost:
             del self._processes[one]
         return [Lost(one, f"{reason} {name}") for one in lost if self._relays.pop(one, None) is None]
+
+    def _notice_silence(self) -> None:
+        """Once: end the run while its nodes can still be asked for what they know. They are reached without Ray, which
+        would end this process, and then them, a while later."""
+        silent = self._watch.silent_for()
+        if silent > self._cluster.patience and not self._is_silent:
+            self._is_silent = True
+            said = f"the head of the Ray cluster has been silent for {silent:.0f} s"
+            raise RunFailed("ray", f"{said}: on another cluster `shoal resume` goes on")
 
     # ---- starting and connecting
 
@@ -430,10 +482,20 @@ class RayRun(ProcessRun):
             self._place_again(node, [*machines.values()])
         key = self._keys[name]
         if key not in self._agents:
-            given = (self._authority, self._identity, self._inbox, threads())
             machine = machines[self._where[name]]
+            given = (self._authority, self._identity, self._inbox, self._orders, threads(), self._welcome(machine.id))
             self._agents[key] = RemoteAgent(key, machine, *given, gpus=self._gpus.get(key, 0.0))
         return self._agents[key]
+
+    def _welcome(self, machine: str) -> Welcome:
+        """What an agent is told first. On another machine it gets the user's own files."""
+        if machine == self._home:
+            return Welcome(sys.path, os.getcwd())
+        if self._parcel is None:
+            self._parcel, notes = shipping.pack(shipping.own_folders(self._code), os.getcwd())
+            for note in notes:
+                self.supervisor.on_note(note)
+        return Welcome(sys.path, parcel=self._parcel)
 
     def _place_again(self, node: Node, machines: Sequence[Machine]) -> None:
         """Where there is no room, it shares that of others; an autoscaler sees what is missing."""

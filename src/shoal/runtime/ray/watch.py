@@ -10,6 +10,7 @@ from typing import Any
 import ray as typed_ray
 
 from shoal.runtime.ray.placement import Machine, named
+from shoal.types import GIVEN_UP
 
 LOOK = 2.0  # seconds between two looks
 ray: Any = typed_ray  # its own types are incomplete
@@ -61,6 +62,8 @@ class Watch:
     def close(self) -> None:
         self._end.set()
         self._thread.join(1.0)
+        if self._thread.is_alive():  # Ray keeps it waiting
+            self._thread.name = GIVEN_UP
 
     def _watch(self) -> None:
         while not self._end.wait(LOOK):
