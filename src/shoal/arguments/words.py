@@ -202,6 +202,8 @@ def suggestion(name: str, options: Iterable[str]) -> str:
     for field in SYNONYMS.get(asked.replace("-", "_").lower(), ()):
         if option(field) in known:
             return f" Did you mean {option(field)}?"
+    if f"--{asked.removeprefix('no-')}" in known:  # of what is no switch
+        return f" Did you mean --{asked.removeprefix('no-')}?"
     near = did_you_mean(asked, [each.lstrip("-") for each in known], cutoff=0.75)
     if near:
         return near.replace("mean ", "mean --")

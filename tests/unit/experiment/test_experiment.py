@@ -167,6 +167,9 @@ class Watched:
     def wait(self, seconds: float, best: float | None, describe: Any) -> None:
         self.now += self.tick_seconds
 
+    def machines(self) -> dict[str, str]:
+        return {}
+
     def newest(self) -> None: ...
 
     def checkpoint(self, newest: Any, updates: int) -> None: ...

@@ -87,7 +87,9 @@ def experiment() -> Experiment:
 
 
 def test_what_is_told_of_a_run_that_reached_its_goal_is_the_confirmed_evaluation(tmp_path: Path) -> None:
-    made = RunningExperiment(experiment(), cast(Any, SimpleNamespace(path=tmp_path)), cast(Any, None))
+    made = RunningExperiment(
+        experiment(), cast(Any, SimpleNamespace(path=tmp_path)), cast(Any, SimpleNamespace(note=print))
+    )
     made.progress.confirmed = {"eval_return": 104.0, "version": 5, "seconds": 2.0, "reached": True}
     made.progress.evaluation = {"eval_return": 7.0, "version": 6, "seconds": 3.0, "reached": False}
     made.supervisor.restarts.update({"actor/0": 2, "actor/1": 1})

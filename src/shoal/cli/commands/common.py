@@ -55,7 +55,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {  # at the end of a command's --help
     "shoal verify": ("shoal verify apex_dqn --env CartPole-v1 --updates 20",),
     "shoal plan": (
         "shoal plan impala --env CartPole-v1 --steps-per-second 1e6 --cores 32",
-        "shoal plan r2d2 --env my_module:make_env --steps-per-second 2e4 --cores 16 --machines 8 --env-wait 0.02",
+        "shoal plan r2d2 --env my_module:make_env --steps-per-second 2e4 --cores 16",
     ),
     "shoal bench throughput": ("shoal bench throughput impala --env CartPole-v1 --repeat 5",),
     "shoal bench limits": ("shoal bench limits impala --env CartPole-v1",),
