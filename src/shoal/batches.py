@@ -7,6 +7,7 @@ and "first", which says where episodes begin. (Sequences of R2D2 end with their 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -112,8 +113,9 @@ def minibatches(batch: Mapping[str, Any], count: int, order: torch.Generator) ->
     shuffled = torch.randperm(width, generator=order)
     if length == 1 and width >= count:
         ordered = {name: _select(x, 0 if name == "state" else 1, shuffled) for name, x in batch.items()}
-        for part in torch.arange(width).tensor_split(count):
-            yield {name: _part(x, 0 if name == "state" else 1, int(part[0]), len(part)) for name, x in ordered.items()}
+        bounds = [number * width // count for number in range(count + 1)]
+        for begin, end in pairwise(bounds):
+            yield {name: _part(x, 0 if name == "state" else 1, begin, end - begin) for name, x in ordered.items()}
         return
     for part in shuffled.tensor_split(count):
         chosen = part if len(part) else torch.zeros(1, dtype=part.dtype)
